@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/exanet/pfd/daemon/api"
 )
 
 var alertsFile = filepath.Join("..", "contrib", "prometheus", "pfd.rules.yml")
@@ -39,7 +41,7 @@ func TestAlerts(t *testing.T) {
 	known := series(t)
 	// A device behind the kernel's VFIO has it.
 	known["exanet_window_pinned_bytes"] = map[string]map[string]bool{"instance": {}, "node": {}}
-	for _, o := range outcomes {
+	for _, o := range api.Outcomes {
 		known["exanet_transfers_total"]["outcome"][o] = true
 	}
 	known["exanet_fault_stage_seconds_bucket"]["kind"]["minor"] = true

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -159,71 +157,6 @@ func TestSharedForReading(t *testing.T) {
 					t.Errorf("a write once it is unshared: %v", err)
 				}
 			})
-		}
-	}
-}
-
-// TestUserThatHoldsUp: a user whose memory took long to be mapped, as where its file is punched
-// all the time, has no more of it mapped for a while: what it shares goes by its own table, and
-// bytes move all the same. Page tables are counted while there is something entered.
-func TestUserThatHoldsUp(t *testing.T) {
-	d, client, ctx := startEngine(t)
-	ends := [2]*rdma.Endpoint{}
-	for i := range ends {
-		var err error
-		if ends[i], err = rdma.Attach(ctx, rdma.Options{Socket: client.Socket(), Node: device.NodeID(i), Group: "holds"}); err != nil {
-			t.Fatal(err)
-		}
-		defer ends[i].Close()
-	}
-	seen := func(b []byte) (n int) {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		for s := range d.live {
-			if s.view != nil && s.view.Overlaps(rdma.VAOf(b), uint64(len(b))) {
-				n++
-			}
-		}
-		return n
-	}
-	src := bytes.Repeat([]byte{3}, 2*device.PageSize)
-	write := func() []byte {
-		t.Helper()
-		buf, err := ends[1].Alloc(len(src))
-		if err != nil {
-			t.Fatal(err)
-		}
-		to, err := ends[1].Export(buf.Bytes())
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := ends[0].Write(ctx, rdma.WriteRequest{Src: src, Dst: to})
-		if err == nil {
-			err = x.Wait(ctx)
-		}
-		if err != nil || !bytes.Equal(buf.Bytes()[:len(src)], src) {
-			t.Errorf("a write: %v", err)
-		}
-		return buf.Bytes()
-	}
-	if b := write(); seen(b) != 1 {
-		t.Skip("this kernel gives no view: Linux 5.14 does")
-	}
-	if n := d.tables.Total(); n == 0 {
-		t.Error("no page table is counted")
-	}
-	d.turns.Quick(uint32(os.Getuid()), func() { time.Sleep(150 * time.Millisecond) })
-	if b := write(); seen(b) != 0 {
-		t.Error("memory of a user that holds others up is mapped")
-	}
-	for _, e := range ends {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	for end := time.Now().Add(2 * time.Minute); d.tables.Total() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d page tables are counted when all have left", d.tables.Total())
 		}
 	}
 }

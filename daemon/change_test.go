@@ -2,17 +2,24 @@ package daemon
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/api"
 	"github.com/exanet/pfd/device"
 )
 
@@ -72,16 +79,18 @@ func TestKick(t *testing.T) {
 func TestChangesAreForTheOwner(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
-	stranger := &query{peer: peer{uid: g.Peer().UID + 4711}, node: 0, slot: int(g.Slot), pdid: 5}
-	for name, f := range map[string]func(context.Context, *query) (any, error){"grant": r.grant, "kick": r.kick} {
-		var f1, f2 *failure
-		_, err := f(r.ctx(), stranger)
-		empty := *stranger
-		empty.slot = 9
-		_, none := f(r.ctx(), &empty)
-		if !errors.As(err, &f1) || !errors.As(none, &f2) || f1.status != http.StatusNotFound || f2.status != http.StatusNotFound ||
-			strings.ReplaceAll(f1.text, "0/0", "0/9") != f2.text {
-			t.Errorf("%s: a stranger gets %v, and %v for what is not there", name, err, none)
+	stranger := api.Peer{UID: g.Peer().UID + 4711}
+	for path, more := range map[string]string{control.PathGrant: "&pdid=5", control.PathKick: ""} {
+		refused := func(slot int) string {
+			status, body := ask(t, r.Daemon, stranger, http.MethodPost, fmt.Sprintf("%s?node=0&slot=%d%s", path, slot, more))
+			var e control.ErrorReply
+			if err := json.Unmarshal(body, &e); err != nil || status != http.StatusNotFound {
+				t.Errorf("%s: a stranger gets %d %s", path, status, body)
+			}
+			return e.Error
+		}
+		if theirs, none := refused(int(g.Slot)), refused(9); strings.ReplaceAll(theirs, "0/0", "0/9") != none {
+			t.Errorf("%s: a stranger gets %q, and %q for what is not there", path, theirs, none)
 		}
 	}
 	if d := r.domainsOf(0); len(d) != 1 || len(d[0].Peers) != 0 {
@@ -151,7 +160,94 @@ func TestMonitor(t *testing.T) {
 			t.Errorf("fault %d is %+v", i, f)
 		}
 	}
-	r.until("nobody is waited for", func() bool { return r.watchers.Load() == nil })
+	r.untilNobodyFollows()
+}
+
+// stream is a client of a stream. It reads no more than the first line until gate is closed.
+type stream struct {
+	gate  chan struct{}
+	first chan struct{} // closed when the first line is written
+	end   func()        // ends the request, and waits until it is over
+
+	mu     sync.Mutex
+	header http.Header
+	status int
+	text   bytes.Buffer
+}
+
+func (s *stream) Header() http.Header              { return s.header }
+func (s *stream) SetWriteDeadline(time.Time) error { return nil }
+func (s *stream) FlushError() error                { return nil }
+func (s *stream) WriteHeader(status int)           { s.status = status }
+
+func (s *stream) Write(b []byte) (int, error) {
+	select {
+	case <-s.first:
+		<-s.gate
+	default:
+		defer close(s.first)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+// events returns what the stream has said.
+func (s *stream) events(t *testing.T) (list []control.FaultEvent) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for line := range bytes.Lines(s.text.Bytes()) {
+		var e control.FaultEvent
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+// follow follows the faults as a peer. It returns when the first line is written.
+func (r *running) follow(p api.Peer, node int) *stream {
+	s := &stream{gate: make(chan struct{}), first: make(chan struct{}), header: http.Header{}, status: http.StatusOK}
+	path := control.PathMonitor
+	if node != control.AllNodes {
+		path += fmt.Sprintf("?node=%d", node)
+	}
+	ctx, cancel := context.WithCancel(api.WithPeer(r.ctx(), p))
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		r.api.Handler().ServeHTTP(s, httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil))
+	}()
+	s.end = func() { cancel(); <-over }
+	<-s.first
+	return s
+}
+
+// untilNobodyFollows waits until this user's clients that follow the faults are gone: as many
+// as a user may have can begin.
+func (r *running) untilNobodyFollows() {
+	r.t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		var begun []*stream
+		for range 4 {
+			begun = append(begun, r.follow(api.Peer{UID: uint32(os.Getuid())}, control.AllNodes))
+		}
+		refused := 0
+		for _, s := range begun {
+			s.end()
+			if s.status != http.StatusOK {
+				refused++
+			}
+		}
+		if refused == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatal("a client that has left is followed up")
+		}
+	}
 }
 
 // A client that does not read loses faults, and is told how many; nobody waits
@@ -159,28 +255,42 @@ func TestMonitor(t *testing.T) {
 func TestMonitorThatDoesNotRead(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
-	slow := &watcher{peer: peer{uid: g.Peer().UID}, node: control.AllNodes, ch: make(chan control.Fault, 3)}
-	stranger := &watcher{peer: peer{uid: g.Peer().UID + 4711}, node: control.AllNodes, ch: make(chan control.Fault, 3)}
-	elsewhere := &watcher{peer: peer{uid: 0, all: true}, node: 1, ch: make(chan control.Fault, 3)}
-	for _, w := range []*watcher{slow, stranger, elsewhere} {
-		defer r.watch(w)()
+	slow := r.follow(api.Peer{UID: g.Peer().UID}, control.AllNodes)
+	stranger := r.follow(api.Peer{UID: g.Peer().UID + 4711}, control.AllNodes)
+	elsewhere := r.follow(api.Peer{All: true}, 1)
+	const round, faults = 50, 5000 // of which some 4,096 wait
+	for n := 0; n < faults; n += round {
+		r.fake.do(func() {
+			for i := range round {
+				r.fake.nodes[0].Push(device.FaultEntry{
+					Source: 1, Transaction: device.TransactionID(i), PDID: g.PDID, Page: uint64(i + 1), Response: device.ResponseSlaveError,
+				}, 1)
+			}
+		})
+		r.until("all are answered", func() bool { return len(r.fake.nodes[0].Sent) == n+round })
 	}
-	r.fake.do(func() {
-		for i := range 10 {
-			r.fake.nodes[0].Push(device.FaultEntry{
-				Source: 1, Transaction: device.TransactionID(i), PDID: g.PDID, Page: uint64(i + 1), Response: device.ResponseSlaveError,
-			}, 1)
+	for _, s := range []*stream{slow, stranger, elsewhere} {
+		close(s.gate)
+	}
+	var shown, lost uint64
+	r.until("the slow one is told what it has lost", func() bool {
+		shown, lost = 0, 0
+		for _, e := range slow.events(t) {
+			if lost += e.Lost; e.Fault != nil {
+				shown++
+			}
 		}
+		return lost > 0
 	})
-	r.until("all are answered", func() bool { return len(r.fake.nodes[0].Sent) == 10 })
-	r.fake.do(func() {
-		if len(slow.ch) != 3 || slow.lost.Load() != 7 {
-			t.Errorf("%d faults wait, %d are lost, want 3 and 7", len(slow.ch), slow.lost.Load())
-		}
-		if len(stranger.ch) != 0 || len(elsewhere.ch) != 0 {
-			t.Error("others were shown the faults")
-		}
-	})
+	if shown+lost != faults {
+		t.Errorf("%d faults are shown and %d are lost of %d", shown, lost, faults)
+	}
+	for _, s := range []*stream{slow, stranger, elsewhere} {
+		s.end()
+	}
+	if len(stranger.events(t)) != 1 || len(elsewhere.events(t)) != 1 {
+		t.Error("others were shown the faults")
+	}
 }
 
 // A monitor ends when pfd does.
@@ -216,5 +326,5 @@ func TestMonitorOfWhoHasLeft(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r.until("nobody is waited for", func() bool { return r.watchers.Load() == nil })
+	r.untilNobodyFollows()
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/mailbox"
@@ -27,8 +29,6 @@ import (
 // that claim at the same time the one with the lower node stays. Silence within
 // claimTime is consent: a pfd that is not there gives nothing out.
 const (
-	mailboxPeers = device.MailboxDriver
-
 	claimKind     = 1
 	conflictKind  = 2
 	claimVersion  = 1
@@ -78,6 +78,8 @@ func decodeClaim(words []uint64) (claimMessage, bool) {
 
 // claims is a pfd's part in this. It belongs to the owning goroutine.
 type claims struct {
+	host        *session.Host
+	log         *slog.Logger
 	first, last device.PDID
 	number      uint64
 	node        device.NodeID // that the claim goes out from
@@ -86,40 +88,35 @@ type claims struct {
 }
 
 // claim tells the other pfds of the network which PDIDs this one gives out, and
-// waits for an objection. A machine in this process has no others.
-func (d *Daemon) claim(ctx context.Context) error {
-	if d.features.Reconnect == nil {
-		return nil
-	}
-	n := d.nodes[0]
-	err := d.own(ctx, n, func() error {
-		d.claims.node, d.claims.claiming = n.id(), true
-		return d.sendClaims(n)
+// waits for an objection.
+func (c *claims) claim(ctx context.Context) error {
+	n := c.host.Nodes()[0]
+	err := c.host.Own(ctx, n, func() error {
+		c.node, c.claiming = n.ID(), true
+		return c.send(n)
 	})
 	if err != nil {
 		return fmt.Errorf("telling other pfds of the PDIDs: %w", err)
 	}
 	select {
-	case err = <-d.claims.lost:
+	case err = <-c.lost:
 	case <-time.After(claimTime):
 	case <-ctx.Done():
 	}
-	if end := d.own(context.WithoutCancel(ctx), n, func() error { d.claims.claiming = false; return nil }); end != nil && err == nil {
+	if end := c.host.Own(context.WithoutCancel(ctx), n, func() error { c.claiming = false; return nil }); end != nil && err == nil {
 		err = end
 	}
 	return err
 }
 
-// sendClaims sends the claim to the nodes from 0 on, up to the first that has no
-// route.
-func (d *Daemon) sendClaims(n *node) error {
-	c := &d.claims
+// send sends the claim to the nodes from 0 on, up to the first that has no route.
+func (c *claims) send(n *session.Node) error {
 	words := claimMessage{claimKind, c.first, c.last, c.number}.encode()
 	for id := range device.NodeID(MaxNodes) {
-		if d.nodeByID(id) != nil {
+		if c.host.NodeByID(id) != nil {
 			continue
 		}
-		err := n.domains.Tell(id, mailboxPeers, words[:]...)
+		err := n.Domains().Tell(id, device.MailboxDriver, words[:]...)
 		if errors.Is(err, packetizer.ErrRefused) {
 			return nil
 		}
@@ -131,10 +128,9 @@ func (d *Daemon) sendClaims(n *node) error {
 }
 
 // fromPeer takes a message of mailbox 3. On the owning goroutine.
-func (d *Daemon) fromPeer(n *node, src mailbox.Source, words []uint64) {
+func (c *claims) fromPeer(n *session.Node, src mailbox.Source, words []uint64) {
 	m, ok := decodeClaim(words)
-	c := &d.claims
-	if !ok || d.nodeByID(src.Node) != nil || !domain.Told(src) {
+	if !ok || c.host.NodeByID(src.Node) != nil || !domain.Told(src) {
 		return
 	}
 	switch {
@@ -145,10 +141,10 @@ func (d *Daemon) fromPeer(n *node, src mailbox.Source, words []uint64) {
 			c.lose(src.Node, m) // both claim, and it stays
 			return
 		}
-		d.log.Warn("another pfd wants PDIDs of this one: refused", "node", uint32(src.Node), "first", m.first, "last", m.last)
+		c.log.Warn("another pfd wants PDIDs of this one: refused", "node", uint32(src.Node), "first", m.first, "last", m.last)
 		answer := claimMessage{conflictKind, c.first, c.last, m.number}.encode()
-		if err := n.domains.Tell(src.Node, mailboxPeers, answer[:]...); err != nil {
-			d.log.Warn("the refusal was not sent", "node", uint32(src.Node), "err", err)
+		if err := n.Domains().Tell(src.Node, device.MailboxDriver, answer[:]...); err != nil {
+			c.log.Warn("the refusal was not sent", "node", uint32(src.Node), "err", err)
 		}
 	}
 }
@@ -162,8 +158,8 @@ func (c *claims) lose(by device.NodeID, m claimMessage) {
 	}
 }
 
-// newClaims gives the part of a pfd with a directory.
-func newClaims(dir *domain.Directory) claims {
+// newClaims returns the part of a pfd with a directory.
+func newClaims(h *session.Host, dir *domain.Directory, log *slog.Logger) *claims {
 	first, last := dir.Range()
-	return claims{first: first, last: last, number: rand.Uint64(), lost: make(chan error, 1)}
+	return &claims{host: h, log: log, first: first, last: last, number: rand.Uint64(), lost: make(chan error, 1)}
 }

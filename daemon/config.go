@@ -5,16 +5,22 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/spool"
+	"github.com/exanet/pfd/internal/uids"
+	"github.com/exanet/pfd/shadow"
 	links "github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/uio"
+	"github.com/exanet/pfd/vfio/kernel"
 )
 
 // Ways to learn that a source fault's page is there (spec/faultpath.md,
@@ -37,6 +43,18 @@ const (
 
 // DeviceEmu names the emulated SoC in pfd's own process.
 const DeviceEmu = "emu"
+
+// DeviceVFIOUser comes before the sockets of nodes that are served elsewhere:
+// vfio-user:PATH, or several of them with commas between, a node each.
+const DeviceVFIOUser = "vfio-user:"
+
+// DeviceVFIO comes before the PCI addresses of nodes that this machine's kernel
+// gives to pfd: vfio:ADDRESS, or several of them with commas between, a node each.
+const DeviceVFIO = "vfio:"
+
+// DeviceUIO comes before the names of UIO devices, as uio0, or PCI addresses: uio:NAME,
+// or several of them with commas between, a node each.
+const DeviceUIO = "uio:"
 
 // MaxNodes bounds --nodes: what the emulated machine takes.
 const MaxNodes = emu.MaxNodes
@@ -198,6 +216,77 @@ func (c *Config) Check() error {
 		return err
 	}
 	return control.CheckSocket(c.Socket)
+}
+
+// devices gives the kind of the device, and the sockets or addresses of a device
+// elsewhere; none for others.
+func (c *Config) devices() (kind string, names []string) {
+	for _, kind := range []string{DeviceVFIOUser, DeviceVFIO, DeviceUIO} {
+		if list, ok := strings.CutPrefix(c.Device, kind); ok {
+			return kind, strings.Split(list, ",")
+		}
+	}
+	return c.Device, nil
+}
+
+// checkDevice tells whether the device can be, and what belongs to it.
+func (c *Config) checkDevice() error {
+	switch kind, names := c.devices(); {
+	case c.Device == DeviceEmu:
+	case names == nil:
+		return fmt.Errorf("%w: --device %q: this pfd knows %q, %sPATH, %sADDRESS and %sNAME", ErrConfig, c.Device, DeviceEmu, DeviceVFIOUser, DeviceVFIO, DeviceUIO)
+	case len(names) > MaxNodes:
+		return fmt.Errorf("%w: --device: %d nodes: want 1 to %d", ErrConfig, len(names), MaxNodes)
+	case kind == DeviceVFIO:
+		for _, addr := range names {
+			if err := kernel.CheckAddress(addr); err != nil {
+				return fmt.Errorf("%w: --device: %w", ErrConfig, err)
+			}
+		}
+	case kind == DeviceUIO:
+		for _, name := range names {
+			if err := uio.CheckName(name); err != nil {
+				return fmt.Errorf("%w: --device: %w", ErrConfig, err)
+			}
+		}
+	default:
+		for i, s := range names {
+			if s == "" {
+				return fmt.Errorf("%w: --device %q: socket %d has no path", ErrConfig, c.Device, i)
+			}
+		}
+	}
+	if err := uids.Check(c.DeviceUID); err != nil {
+		return fmt.Errorf("%w: --device-uid: %w", ErrConfig, err)
+	}
+	switch {
+	case c.UnsafeNoIOMMU && !strings.HasPrefix(c.Device, DeviceVFIO):
+		return fmt.Errorf("%w: --unsafe-noiommu needs --device %sADDRESS", ErrConfig, DeviceVFIO)
+	case c.Record != "" && c.Device != DeviceEmu:
+		return fmt.Errorf("%w: --record needs --device %s: a device elsewhere has inputs that this pfd does not see", ErrConfig, DeviceEmu)
+	case c.FaultMode == FaultStall && c.Device != DeviceEmu:
+		return fmt.Errorf("%w: --fault-mode %s needs --device %s: no device elsewhere can stall", ErrConfig, FaultStall, DeviceEmu)
+	case c.Firmware != "" && c.Device != DeviceEmu:
+		return fmt.Errorf("%w: --firmware-options needs --device %s: the firmware of a device elsewhere is chosen where it is served (exanetctl emu serve --firmware-options)", ErrConfig, DeviceEmu)
+	case c.Link.Some() && c.Device != DeviceEmu:
+		return fmt.Errorf("%w: --link-delay and --link-loss need --device %s: the links of a device elsewhere are where it is served (exanetctl emu serve --link-delay)", ErrConfig, DeviceEmu)
+	case c.Window != 0 && (c.Window < shadow.MinWindow || c.Window > shadow.MaxWindow || c.Window%device.PageSize != 0):
+		return fmt.Errorf("%w: --window %d: want whole pages of %d bytes, %d to %d bytes", ErrConfig, c.Window, device.PageSize, shadow.MinWindow, shadow.MaxWindow)
+	case c.WindowIdle < 0:
+		return fmt.Errorf("%w: --window-idle %v: want more than 0, or 0 for what is usual", ErrConfig, c.WindowIdle)
+	case c.Groups != "" && c.FirstPDID == 0:
+		return fmt.Errorf("%w: --groups needs --pdid-range: a range of this pfd's own, apart from the PDIDs of the groups", ErrConfig)
+	}
+	return nil
+}
+
+// settings returns what the nodes and the attachments use of it.
+func (c *Config) settings() session.Settings {
+	return session.Settings{
+		TimeoutUS: c.TimeoutUS, GuardUS: c.GuardUS, Outstanding: c.Outstanding,
+		SourceTimeout: c.SourceFaults == SourceTimeout, Stall: c.FaultMode == FaultStall,
+		HandshakeTime: c.HandshakeTime, HandshakesPerUID: c.HandshakesPerUID,
+	}
 }
 
 // withDefaults fills what a caller other than cmd/pfd may leave out.

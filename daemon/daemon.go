@@ -6,158 +6,101 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
-	"strings"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
-	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/daemon/api"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/domain"
-	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/limits"
-	"github.com/exanet/pfd/internal/quota"
-	"github.com/exanet/pfd/internal/tally"
-	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/internal/version"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/trace"
 )
 
 // Daemon is one pfd: it listens from New on and works in Run.
 type Daemon struct {
-	cfg      Config                 // as pfd was started
-	tune     atomic.Pointer[Config] // as it is now: Reload changes it
-	log      *slog.Logger
-	machine  Machine
-	features Features // the machine's
-	nodes    []*node
-	sockets  *sockets
-	groups   *domain.Directory
-	began    time.Time
+	cfg     Config                 // as pfd was started
+	tune    atomic.Pointer[Config] // as it is now: Reload changes it
+	log     *slog.Logger
+	machine session.Machine
+	began   time.Time
+	state   atomic.Pointer[string]
 
-	trace      *registerTrace           // of the register accesses, nil: none
-	self       *proc.Process            // pfd, for what it has pinned
-	exe        *os.File                 // pfd's executable
-	program    func() (*os.File, error) // what memory helpers run; made when one is needed
-	handshakes *quota.Quota
-	refused    atomic.Uint64
-	dropped    atomic.Uint64 // connections
-	regions    *quota.Quota  // userfaultfds that are served
-	shares     *quota.Quota  // ranges that are shared
-	watches    *quota.Quota  // userfaultfds of them
-	tables     *quota.Quota  // page tables of what is shared
-	turns      quota.Turns   // of calls that map and unmap it
-	metricsTCP net.Listener  // nil: none
-	scraped    scraped
-	monitors   *quota.Quota
-	capturing  atomic.Bool
-	budget     budget
-	looks      struct {
-		channels     looks[[]channel]
-		transactions looks[transactions]
-		faults       looks[[]ownFault]
-		smmu         looks[[device.Slots]control.SMMUBank]
-		fifos        looks[[]fifo]
-		domains      looks[[]domainOf]
-		nodes        looks[control.Node]
-		accounts     looks[[]account]
-	}
-	state      atomic.Pointer[string]
-	initialize func(*node) error // of a node; set before the first one starts
-	claims     claims
-	unsaid     chan string // a READY that did not reach the service manager
-
-	// stopped is closed when the owning goroutine runs posted functions no more.
-	stopped chan struct{}
-
-	mu       sync.Mutex
-	live     map[*session]struct{}
-	draining bool
-	leaving  chan struct{}              // closed when draining becomes true
-	watchers atomic.Pointer[[]*watcher] // who follows the faults
-	sessions sync.WaitGroup
+	host       *session.Host
+	groups     *domain.Directory
+	api        *api.Server
+	claims     *claims
+	upkeep     *upkeep
+	sockets    *sockets
+	metricsTCP net.Listener   // nil: none
+	trace      *registerTrace // of the register accesses, nil: none
 }
 
 // New checks the configuration and makes the sockets. The machine is not
 // touched before Run.
-func New(cfg Config, m Machine) (*Daemon, error) {
+func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 	if err := cfg.Check(); err != nil {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	features := m.Features()
-	d := &Daemon{
-		cfg: cfg, log: cfg.Log, machine: m, features: features, began: time.Now(),
-		regions:    quotaOfFiles(regionsPerUID, allRegions),
-		shares:     quotaOfShares(&features),
-		watches:    quotaOfFiles(sharesPerUID, allShares),
-		tables:     quota.New(tablesPerUID, allTables, quota.Privileged),
-		handshakes: quota.New(cfg.HandshakesPerUID, attach.MaxConns, quota.Privileged),
-		monitors:   quota.New(monitorsPerUID, allMonitors, quota.Privileged),
-		unsaid:     make(chan string, 1),
-		stopped:    make(chan struct{}),
-		leaving:    make(chan struct{}),
-		live:       map[*session]struct{}{},
-	}
-	d.program = sync.OnceValues(func() (*os.File, error) { return copyOf(d.exe) })
+	d := &Daemon{cfg: cfg, log: cfg.Log, machine: m, began: time.Now()}
 	d.tune.Store(&cfg)
 	d.setState(control.StateReady)
-	d.scraped.look = d.metrics
-	var err error
 	if d.groups, err = d.cfg.directory(); err != nil {
 		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
+	sc := session.Config{
+		Machine: m, Log: cfg.Log, Groups: d.groups, Now: d.now,
+		Settings: func() session.Settings { return d.tune.Load().settings() },
+		Observe:  func(n *session.Node, rec *fault.Record) { d.api.Observe(n, rec) },
+		FromPeer: func(n *session.Node, from mailbox.Source, words []uint64) { d.claims.fromPeer(n, from, words) },
 	}
 	if cfg.Trace != "" {
 		if d.trace, err = startTrace(cfg.Trace, func() time.Duration { return time.Since(d.began) }); err != nil {
 			return nil, err
 		}
+		sc.Bus = d.trace.log.Bus
 	}
-	base, err := trace.Base(d.now)
+	if d.host, err = session.New(sc); err != nil {
+		return nil, err
+	}
+	d.claims = newClaims(d.host, d.groups, d.log)
+	d.api, err = api.New(api.Config{
+		Host: d.host, Log: cfg.Log, Now: d.now, Status: d.status, Counters: d.counters, Traced: cfg.Traced,
+	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("the clock of the records: %w", err), d.close())
-	}
-	for i := range m.Nodes() {
-		n := &node{index: i, bus: m.Bus(i), log: cfg.Log.With("node", i)}
-		if count := d.features.Accesses; count != nil {
-			n.accesses = func() emu.Accesses { return count(i) }
-		}
-		if count := d.features.Invalidations; count != nil {
-			n.invalidations = func() [device.Slots]tally.Invalidated { return count(i) }
-		}
-		if d.trace != nil {
-			n.bus = d.trace.log.Bus(n.bus, i)
-		}
-		n.records = newRecords(&d.features, n, base)
-		d.nodes = append(d.nodes, n)
-	}
-	if d.exe, err = os.Open("/proc/self/exe"); err != nil {
-		return nil, errors.Join(fmt.Errorf("opening our own program: %w: %s", err, limits.RemedyOr(err, "is /proc mounted?")), d.close())
-	}
-	if d.self, err = proc.LookSelf(); err != nil {
-		return nil, errors.Join(fmt.Errorf("looking at our own /proc: %w: %s", err, limits.RemedyOr(err, "is /proc mounted?")), d.close())
+		return nil, err
 	}
 	if cfg.Sandbox != SandboxStrict { // which keeps none of these calls, nor does the unit
 		if err := proc.MayMove(); err != nil {
 			cfg.Log.Warn("pfd cannot touch the memory of processes itself: a memory helper serves each of them", "err", err)
 		}
 	}
-	for _, n := range d.nodes {
-		if n.sender, err = netlink.OpenSender(); err != nil {
-			return nil, errors.Join(fmt.Errorf("netlink socket for fault messages: %w", err), d.close())
-		}
-	}
 	if d.sockets, err = listen(cfg.Socket, cfg.MakeDirectory); err != nil {
-		return nil, errors.Join(err, d.close())
+		return nil, err
 	}
-	if d.metricsTCP, err = listenMetrics(cfg.MetricsListen); err != nil {
-		return nil, errors.Join(err, d.close())
+	if d.metricsTCP, err = api.ListenMetrics(cfg.MetricsListen); err != nil {
+		return nil, err
+	}
+	d.upkeep = &upkeep{
+		log: d.log, limit: cfg.LogLimit, host: d.host, sockets: d.sockets, unsaid: make(chan string, 1),
+		draining: func() bool { return *d.state.Load() == control.StateDraining },
 	}
 	// With less, pfd would start and could not accept anybody.
 	if err := limits.Room(spareDescriptors); err != nil {
-		return nil, errors.Join(fmt.Errorf("no room for processes: %w", err), d.close())
+		return nil, fmt.Errorf("no room for processes: %w", err)
 	}
 	return d, nil
 }
@@ -166,22 +109,17 @@ func New(cfg Config, m Machine) (*Daemon, error) {
 // and a client of its control socket. The value is defined by this project.
 const spareDescriptors = 32
 
-// close gives back what New made.
+// close releases what New has opened.
 func (d *Daemon) close() error {
 	var errs []error
 	if d.trace != nil {
 		errs = append(errs, d.trace.close())
 	}
-	if d.self != nil {
-		errs = append(errs, d.self.Close())
+	if d.api != nil {
+		errs = append(errs, d.api.Close())
 	}
-	if d.exe != nil {
-		errs = append(errs, d.exe.Close())
-	}
-	for _, n := range d.nodes {
-		if n.sender != nil {
-			errs = append(errs, n.sender.Close())
-		}
+	if d.host != nil {
+		errs = append(errs, d.host.Close())
 	}
 	if d.sockets != nil {
 		errs = append(errs, d.sockets.Close())
@@ -195,6 +133,45 @@ func (d *Daemon) close() error {
 }
 
 func (d *Daemon) setState(s string) { d.state.Store(&s) }
+
+// stateNow returns the daemon's state for people: one that waits for a device says so.
+func (d *Daemon) stateNow() string {
+	s := *d.state.Load()
+	if s == control.StateReady && slices.ContainsFunc(d.host.Nodes(), (*session.Node).Down) {
+		return control.StateReconnecting
+	}
+	return s
+}
+
+// status returns what the daemon says of itself.
+func (d *Daemon) status() control.Status {
+	tune := d.tune.Load()
+	return control.Status{
+		Version: control.Version, DaemonVersion: version.String(), Protocol: attach.Protocol,
+		PID: os.Getpid(), UID: uint32(os.Geteuid()), Device: d.cfg.Device,
+		Socket: d.cfg.Socket, AttachSocket: control.AttachSocket(d.cfg.Socket),
+		State: d.stateNow(), UptimeNS: d.now(), Nodes: len(d.host.Nodes()),
+		SourceFaults: d.cfg.SourceFaults, Record: d.cfg.Record, Trace: d.cfg.Trace,
+		TimeoutUS: tune.TimeoutUS, GuardUS: tune.GuardUS,
+	}
+}
+
+// counters returns metrics of the log and of the trace of registers.
+func (d *Daemon) counters() (list []control.Counter) {
+	if t := d.trace; t != nil {
+		list = append(list, control.Counter{Name: "trace_lines_lost_total", Value: t.spool.Stats().Lost, Help: "lines of --trace-registers that could not be written"})
+	}
+	if l := d.cfg.LogLimit; l != nil {
+		list = append(list, control.Counter{Name: "log_lines_held_back_total", Value: l.Suppressed(), Help: "log lines that the limit held back"})
+	}
+	if f := d.cfg.LogFile; f != nil {
+		list = append(list, control.Counter{Name: "log_lines_lost_total", Value: f.Stats().Lost, Help: "log lines that could not be written: disk full, or a reader that does not read"})
+	}
+	return list
+}
+
+// uptime is for the log.
+func (d *Daemon) uptime() time.Duration { return time.Since(d.began).Round(time.Millisecond) }
 
 // now is the daemon's monotonic clock, nanoseconds.
 func (d *Daemon) now() int64 { return int64(time.Since(d.began)) }
@@ -210,11 +187,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}()
 	// The machine outlives ctx: draining needs it.
 	machineCtx, stopMachine := context.WithCancel(context.Background())
-	failed := make(chan error, 1+len(d.nodes))
+	failed := make(chan error, 1+len(d.host.Nodes()))
 	var workers sync.WaitGroup
 	workers.Go(func() { failed <- d.machine.Run(machineCtx) })
-	for _, n := range d.nodes {
-		workers.Go(func() { failed <- d.serveNode(machineCtx, n) })
+	for _, n := range d.host.Nodes() {
+		workers.Go(func() { failed <- d.host.ServeNode(machineCtx, n) })
 	}
 
 	err := d.startNodes(ctx, failed)
@@ -225,7 +202,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	stopMachine()
 	workers.Wait()
 	// Nothing posted runs any more: sessions that still wait for it give up.
-	close(d.stopped)
+	d.host.Stop()
 	if accepting != nil {
 		// A handshake may sleep in the kernel (a peer in the middle of an exec).
 		select {
@@ -246,39 +223,26 @@ func (d *Daemon) Run(ctx context.Context) error {
 // ends the attachments. The channel that it gives is closed when the last
 // connection to the attachment socket is over.
 func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{}, error) {
-	srv := controlServer(d.log, len(d.nodes), d.endpoints(), d.metricsFor, d.budget.wait)
-	defer d.serveMetrics()()
-	httpDone := make(chan struct{})
-	go func() {
-		defer close(httpDone)
-		if err := srv.Serve(newPeerListener(d.sockets.control, &d.dropped)); !errors.Is(err, http.ErrServerClosed) {
-			d.log.Error("control socket", "err", err)
-		}
-	}()
-	defer func() {
-		// Bounded: whoever asks now waits ownerTime at most.
-		stop, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		if err := srv.Shutdown(stop); err != nil {
-			srv.Close()
-		}
-		<-httpDone
-	}()
+	metrics := []net.Listener{d.sockets.metrics}
+	if d.metricsTCP != nil {
+		metrics = append(metrics, d.metricsTCP)
+	}
+	defer d.api.Serve(d.sockets.control, metrics...)()
 	acceptCtx, stopAccepting := context.WithCancel(context.Background())
 	accepting := make(chan struct{})
 	go func() {
 		defer close(accepting)
-		if err := attach.Serve(acceptCtx, d.sockets.attach, d.handle, func() { d.dropped.Add(1) }); err != nil {
+		if err := d.host.Accept(acceptCtx, d.sockets.attach); err != nil {
 			d.log.Error("attachment socket", "err", err)
 		}
 	}()
 
-	d.log.Info("ready", "nodes", len(d.nodes), "device", d.cfg.Device,
+	d.log.Info("ready", "nodes", len(d.host.Nodes()), "device", d.cfg.Device,
 		"socket", d.cfg.Socket, "attach", control.AttachSocket(d.cfg.Socket))
-	d.ready(fmt.Sprintf("\nSTATUS=%d nodes\nMAINPID=%d", len(d.nodes), os.Getpid()))
+	d.upkeep.ready(fmt.Sprintf("\nSTATUS=%d nodes\nMAINPID=%d", len(d.host.Nodes()), os.Getpid()))
 	keepCtx, stopKeeping := context.WithCancel(context.Background())
 	var keeper sync.WaitGroup
-	keeper.Go(func() { d.keep(keepCtx) })
+	keeper.Go(func() { d.upkeep.keep(keepCtx) })
 	defer keeper.Wait()
 	defer stopKeeping()
 
@@ -293,36 +257,21 @@ func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{
 	case <-ctx.Done():
 		d.setState(control.StateDraining)
 	}
-	d.notify("STOPPING=1")
-	d.stopEntering()
+	d.upkeep.notify("STOPPING=1")
+	d.host.Drain()
 	stopAccepting()
 	if failure != nil {
-		d.endSessions(attach.ReasonDevice)
+		d.host.End(attach.ReasonDevice)
 	} else {
 		d.drain(failed)
 	}
 	return accepting, failure
 }
 
-// notify tells whether the service manager has been told.
-func (d *Daemon) notify(state string) bool {
-	err := notify(state)
-	if err != nil {
-		what, _, _ := strings.Cut(state, "\n")
-		d.log.Warn("service manager not told", "what", what, "err", err)
-	}
-	return err == nil
-}
-
 // startNodes initializes all nodes on the owning goroutine.
 func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
-	d.claims = newClaims(d.groups)
-	d.initialize = func(n *node) error { return n.start(d.tune.Load(), d.groups, d.now, d.observe) }
-	done := make(chan error, len(d.nodes))
-	for _, n := range d.nodes {
-		n.bus.Post(func() { done <- d.startNode(n) })
-	}
-	for range d.nodes {
+	done := d.host.Start()
+	for range d.host.Nodes() {
 		select {
 		case err := <-done:
 			if err != nil {
@@ -334,7 +283,10 @@ func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 			return nil
 		}
 	}
-	return d.claim(ctx)
+	if d.host.Features().Reconnect == nil {
+		return nil // a machine in this process has no other pfds beside it
+	}
+	return d.claims.claim(ctx)
 }
 
 // drain ends an orderly pfd: no new attachments, running transfers may finish,
@@ -346,10 +298,10 @@ func (d *Daemon) drain(failed <-chan error) {
 	defer cancel()
 	d.waitTransfers(ctx)
 
-	d.endSessions(attach.ReasonShutdown)
+	d.host.End(attach.ReasonShutdown)
 	gone := make(chan struct{})
 	go func() {
-		d.sessions.Wait()
+		d.host.Wait()
 		close(gone)
 	}()
 	timer := time.NewTimer(wait)
@@ -370,15 +322,13 @@ func (d *Daemon) waitTransfers(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		busy := false
-		for _, n := range d.nodes {
-			if n.down.Load() {
+		for _, n := range d.host.Nodes() {
+			if n.Down() {
 				continue // its attachments have ended with its device
 			}
-			err := d.own(ctx, n, func() error {
-				list, err := usedChannels(n)
-				for i := range list {
-					busy = busy || list[i].ongoing()
-				}
+			err := d.host.Own(ctx, n, func() error {
+				ongoing, err := api.Ongoing(n)
+				busy = busy || ongoing
 				return err
 			})
 			if err != nil {
@@ -394,45 +344,4 @@ func (d *Daemon) waitTransfers(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-}
-
-// errStopped says that the owning goroutine runs nothing any more.
-var errStopped = errors.New("pfd is stopping")
-
-// own runs f on the goroutine that owns the node's windows and gives its error.
-// When ctx or the daemon ends before f has begun it gives that error and f never
-// runs; so f may write to what its caller goes on using.
-func (d *Daemon) own(ctx context.Context, n *node, f func() error) error {
-	const queued, taken, givenUp = 0, 1, 2
-	var state atomic.Int32
-	done := make(chan error, 1)
-	n.bus.Post(func() {
-		if state.CompareAndSwap(queued, taken) {
-			done <- f()
-		}
-	})
-	var err error
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-d.stopped:
-		err = errStopped
-	}
-	if state.CompareAndSwap(queued, givenUp) {
-		return err
-	}
-	// It runs now, and nothing that the owner runs blocks.
-	return <-done
-}
-
-// nodeByID gives the node with a node id, nil if there is none.
-func (d *Daemon) nodeByID(id device.NodeID) *node {
-	for _, n := range d.nodes {
-		if n.id() == id {
-			return n
-		}
-	}
-	return nil
 }

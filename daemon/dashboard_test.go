@@ -44,12 +44,9 @@ func series(t *testing.T) map[string]map[string]map[string]bool {
 		c.Record, c.Trace = filepath.Join(t.TempDir(), "r"), filepath.Join(t.TempDir(), "t")
 	})
 	selfWrite(t, client.Socket())
-	text, err := d.metrics(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := metrics(t, d)
 	p := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := p.TextToMetricFamilies(strings.NewReader(string(text)))
+	families, err := p.TextToMetricFamilies(strings.NewReader(text))
 	if err != nil {
 		t.Fatalf("the metrics do not parse: %v", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
@@ -21,7 +22,7 @@ type emulated struct {
 }
 
 // Emulated builds the machine of --device emu, as the configuration has it.
-func Emulated(cfg Config) (Machine, error) {
+func Emulated(cfg Config) (session.Machine, error) {
 	log := cfg.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -55,8 +56,8 @@ func (m emulated) Nodes() int              { return m.engine.Nodes() }
 func (m emulated) Bus(node int) device.Bus { return m.engine.Bus(node) }
 
 // Features implements Machine.
-func (m emulated) Features() Features {
-	f := Features{
+func (m emulated) Features() session.Features {
+	f := session.Features{
 		NewView:       view.NewWithin,
 		Accesses:      m.engine.Accesses,
 		Ended:         func(node int) *tally.Node { return m.engine.Node(node).Ended() },
@@ -90,7 +91,7 @@ func (m emulated) Run(ctx context.Context) error {
 	return err
 }
 
-func (m emulated) Attach(node, slot int, a *Attachment) error {
+func (m emulated) Attach(node, slot int, a *session.Attachment) error {
 	to := emu.Attachment{
 		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, ReadOnly: a.ReadOnly, Gone: a.Gone, Declined: a.Declined,
 		Log: a.Log, UID: a.UID, PID: a.PID,

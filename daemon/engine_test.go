@@ -226,7 +226,7 @@ func TestEndIsToldToProcesses(t *testing.T) {
 	}
 	defer fds.Close()
 	pages := c.Pages()
-	d.endSessions(attach.ReasonKicked)
+	d.host.End(attach.ReasonKicked)
 	buf := make([]byte, attach.MaxMessage)
 	n, _, err := c.Receive(ctx, buf)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault/faulttest"
 	"github.com/exanet/pfd/internal/tally"
@@ -21,7 +22,7 @@ type fake struct {
 	broken chan error // makes Run fail
 
 	// Owned by the owner.
-	attached     map[[2]int]*Attachment
+	attached     map[[2]int]*session.Attachment
 	log          []string // attach and detach, in order
 	refuse       error    // answer of Attach
 	transactions []r5.TransactionInfo
@@ -37,7 +38,7 @@ type fakeNode struct {
 func newFake(nodes int) *fake {
 	f := &fake{
 		wake: make(chan struct{}, 1), broken: make(chan error, 1),
-		attached: map[[2]int]*Attachment{},
+		attached: map[[2]int]*session.Attachment{},
 	}
 	for i := range nodes {
 		n := &fakeNode{Node: faulttest.New(), f: f}
@@ -51,8 +52,8 @@ func newFake(nodes int) *fake {
 func (f *fake) Nodes() int              { return len(f.nodes) }
 func (f *fake) Bus(node int) device.Bus { return f.nodes[node] }
 
-func (f *fake) Features() Features {
-	return Features{
+func (f *fake) Features() session.Features {
+	return session.Features{
 		Ended:        func(node int) *tally.Node { return &f.nodes[node].ended },
 		Transactions: func(int) ([]r5.TransactionInfo, int64) { return f.transactions, 5e9 },
 	}
@@ -85,7 +86,7 @@ func (n *fakeNode) resetChannels() {
 	}
 }
 
-func (f *fake) Attach(node, slot int, a *Attachment) error {
+func (f *fake) Attach(node, slot int, a *session.Attachment) error {
 	if f.refuse != nil {
 		return f.refuse
 	}

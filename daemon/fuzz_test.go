@@ -1,14 +1,10 @@
 package daemon
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
-	"net/http"
-	"net/url"
 	"testing"
 
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
 )
 
@@ -58,39 +54,6 @@ func FuzzNetwork(f *testing.F) {
 			t.Errorf("PDIDs %q: %v", pdids, err)
 		case err == nil && pdids != "" && (first == 0 || last < first):
 			t.Errorf("PDIDs %q: %d to %d", pdids, first, last)
-		}
-	})
-}
-
-// A request is refused, or all in it is within its bounds.
-func FuzzQuery(f *testing.F) {
-	f.Add("GET", "node=1&n=5")
-	f.Add("POST", "node=0&slot=3&pdid=0x10")
-	f.Add("GET", "window=pl&window=smmu")
-	f.Add("GET", "n=%zz;slot=-1")
-	const nodes = 2
-	f.Fuzz(func(t *testing.T, method, query string) {
-		ctx := context.WithValue(context.Background(), peerKey{}, peer{uid: 1})
-		r := (&http.Request{Method: method, URL: &url.URL{Path: "/", RawQuery: query}}).WithContext(ctx)
-		for _, e := range []endpoint{
-			{keys: []string{"node", "n", "window"}},
-			{keys: []string{"node", "slot", "pdid"}, post: true},
-			{},
-		} {
-			q, err := parse(r, e, nodes)
-			if err != nil {
-				var answer *failure
-				if !errors.As(err, &answer) || answer.status < 400 || answer.status > 499 {
-					t.Errorf("%s %q: %v", method, query, err)
-				}
-				continue
-			}
-			if q.node != control.AllNodes && (q.node < 0 || q.node >= nodes) || q.n < 1 || q.n > control.MaxFaults || q.slot < -1 || q.slot >= device.Slots {
-				t.Errorf("%s %q: %+v", method, query, q)
-			}
-			if e.post && (method != http.MethodPost || q.slot < 0 || q.pdid == 0) {
-				t.Errorf("%s %q changes something: %+v", method, query, q)
-			}
 		}
 	})
 }

@@ -3,10 +3,12 @@ package daemon
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +21,8 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/api"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/pagein"
 )
 
@@ -29,8 +33,8 @@ const patience = 2 * time.Minute
 const childEnv = "PFD_DAEMON_TEST_CHILD"
 
 func TestMain(m *testing.M) {
-	if IsMemoryHelper(os.Args) { // of a child of another user
-		if err := ServeMemory(); err != nil {
+	if session.IsMemoryHelper(os.Args) { // of a child of another user
+		if err := session.ServeMemory(); err != nil {
 			os.Exit(1)
 		}
 		os.Exit(0)
@@ -59,7 +63,7 @@ func start(t *testing.T, change ...func(*Config)) *running {
 }
 
 // startOn is start on a machine that f is part of.
-func startOn(t *testing.T, f *fake, m Machine, change ...func(*Config)) *running {
+func startOn(t *testing.T, f *fake, m session.Machine, change ...func(*Config)) *running {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pfd")
 	if err != nil {
@@ -113,6 +117,42 @@ func (r *running) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	r.t.Cleanup(cancel)
 	return ctx
+}
+
+func (r *running) node(i int) *session.Node { return r.host.Nodes()[i] }
+
+// refusals returns how many connections got no attachment.
+func (r *running) refusals() uint64 {
+	n, _ := r.host.Refused()
+	return n
+}
+
+// ask asks a daemon's control interface as a peer.
+func ask(t *testing.T, d *Daemon, p api.Peer, method, path string) (int, []byte) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	d.api.Handler().ServeHTTP(w, httptest.NewRequestWithContext(api.WithPeer(t.Context(), p), method, path, nil))
+	return w.Code, w.Body.Bytes()
+}
+
+// answer is what a peer is answered.
+func answer[T any](t *testing.T, d *Daemon, p api.Peer, path string) (v T) {
+	t.Helper()
+	status, body := ask(t, d, p, http.MethodGet, path)
+	if err := json.Unmarshal(body, &v); err != nil || status != http.StatusOK {
+		t.Fatalf("%s answers %d %s, %v", path, status, body, err)
+	}
+	return v
+}
+
+// metrics returns all metrics of a daemon.
+func metrics(t *testing.T, d *Daemon) string {
+	t.Helper()
+	status, text := ask(t, d, api.Peer{All: true}, http.MethodGet, control.PathMetrics)
+	if status != http.StatusOK {
+		t.Fatalf("the metrics: %d %s", status, text)
+	}
+	return string(text)
 }
 
 func (r *running) attachSocket() string { return control.AttachSocket(r.cfg.Socket) }
@@ -270,13 +310,6 @@ func child(role string) int {
 		say("%d", pid)
 	case "target":
 		return target(ctx, socket, say)
-	case "connect":
-		c, err := net.Dial("unix", socket)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer c.Close()
 	case "nobody":
 		const nobody = 65534
 		if err := errors.Join(unix.Setgroups(nil), unix.Setresgid(nobody, nobody, nobody), unix.Setresuid(nobody, nobody, nobody)); err != nil {

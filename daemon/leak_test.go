@@ -55,6 +55,6 @@ func TestBytesLeaveNothing(t *testing.T) {
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
-		r.until("the domain is gone", func() bool { return r.nodes[0].attached == r.nodes[0].ended })
+		r.until("the domain is gone", func() bool { c := r.node(0).Counts(); return c.Attached == c.Ended })
 	})
 }

@@ -64,11 +64,11 @@ func TestSocketsOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text bytes.Buffer
-	d := &Daemon{sockets: first, log: slog.New(slog.NewTextHandler(&text, nil))}
+	u := &upkeep{sockets: first, log: slog.New(slog.NewTextHandler(&text, nil))}
 	said := func(before, want string) (now string) {
 		t.Helper()
 		text.Reset()
-		now = d.lookForSockets(before)
+		now = u.lookForSockets(before)
 		if got := text.String(); (want == "") != (got == "") || !strings.Contains(got, want) {
 			t.Errorf("the log has %q, want %q", got, want)
 		}

@@ -5,102 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/shadow"
-	"github.com/exanet/pfd/uio"
-	"github.com/exanet/pfd/vfio/kernel"
 	"github.com/exanet/pfd/vfio/user"
 )
-
-// DeviceVFIOUser comes before the sockets of nodes that are served elsewhere:
-// vfio-user:PATH, or several of them with commas between, a node each.
-const DeviceVFIOUser = "vfio-user:"
-
-// DeviceVFIO comes before the PCI addresses of nodes that this machine's kernel
-// gives to pfd: vfio:ADDRESS, or several of them with commas between, a node each.
-const DeviceVFIO = "vfio:"
-
-// DeviceUIO comes before the names of UIO devices, as uio0, or PCI addresses: uio:NAME,
-// or several of them with commas between, a node each.
-const DeviceUIO = "uio:"
 
 // connectTime is how long pfd waits for its devices at the start (ours).
 const connectTime = 10 * time.Second
 
-// devices gives the kind of the device, and the sockets or addresses of a device
-// elsewhere; none for others.
-func (c *Config) devices() (kind string, names []string) {
-	for _, kind := range []string{DeviceVFIOUser, DeviceVFIO, DeviceUIO} {
-		if list, ok := strings.CutPrefix(c.Device, kind); ok {
-			return kind, strings.Split(list, ",")
-		}
-	}
-	return c.Device, nil
-}
-
-// checkDevice tells whether the device can be, and what belongs to it.
-func (c *Config) checkDevice() error {
-	switch kind, names := c.devices(); {
-	case c.Device == DeviceEmu:
-	case names == nil:
-		return fmt.Errorf("%w: --device %q: this pfd knows %q, %sPATH, %sADDRESS and %sNAME", ErrConfig, c.Device, DeviceEmu, DeviceVFIOUser, DeviceVFIO, DeviceUIO)
-	case len(names) > MaxNodes:
-		return fmt.Errorf("%w: --device: %d nodes: want 1 to %d", ErrConfig, len(names), MaxNodes)
-	case kind == DeviceVFIO:
-		for _, addr := range names {
-			if err := kernel.CheckAddress(addr); err != nil {
-				return fmt.Errorf("%w: --device: %w", ErrConfig, err)
-			}
-		}
-	case kind == DeviceUIO:
-		for _, name := range names {
-			if err := uio.CheckName(name); err != nil {
-				return fmt.Errorf("%w: --device: %w", ErrConfig, err)
-			}
-		}
-	default:
-		for i, s := range names {
-			if s == "" {
-				return fmt.Errorf("%w: --device %q: socket %d has no path", ErrConfig, c.Device, i)
-			}
-		}
-	}
-	if err := uids.Check(c.DeviceUID); err != nil {
-		return fmt.Errorf("%w: --device-uid: %w", ErrConfig, err)
-	}
-	switch {
-	case c.UnsafeNoIOMMU && !strings.HasPrefix(c.Device, DeviceVFIO):
-		return fmt.Errorf("%w: --unsafe-noiommu needs --device %sADDRESS", ErrConfig, DeviceVFIO)
-	case c.Record != "" && c.Device != DeviceEmu:
-		return fmt.Errorf("%w: --record needs --device %s: a device elsewhere has inputs that this pfd does not see", ErrConfig, DeviceEmu)
-	case c.FaultMode == FaultStall && c.Device != DeviceEmu:
-		return fmt.Errorf("%w: --fault-mode %s needs --device %s: no device elsewhere can stall", ErrConfig, FaultStall, DeviceEmu)
-	case c.Firmware != "" && c.Device != DeviceEmu:
-		return fmt.Errorf("%w: --firmware-options needs --device %s: the firmware of a device elsewhere is chosen where it is served (exanetctl emu serve --firmware-options)", ErrConfig, DeviceEmu)
-	case c.Link.Some() && c.Device != DeviceEmu:
-		return fmt.Errorf("%w: --link-delay and --link-loss need --device %s: the links of a device elsewhere are where it is served (exanetctl emu serve --link-delay)", ErrConfig, DeviceEmu)
-	case c.Window != 0 && (c.Window < shadow.MinWindow || c.Window > shadow.MaxWindow || c.Window%device.PageSize != 0):
-		return fmt.Errorf("%w: --window %d: want whole pages of %d bytes, %d to %d bytes", ErrConfig, c.Window, device.PageSize, shadow.MinWindow, shadow.MaxWindow)
-	case c.WindowIdle < 0:
-		return fmt.Errorf("%w: --window-idle %v: want more than 0, or 0 for what is usual", ErrConfig, c.WindowIdle)
-	case c.Groups != "" && c.FirstPDID == 0:
-		return fmt.Errorf("%w: --groups needs --pdid-range: a range of this pfd's own, apart from the PDIDs of the groups", ErrConfig)
-	}
-	return nil
-}
-
 // Open builds the machine that the configuration names. Devices elsewhere are
 // waited for a few seconds.
-func Open(ctx context.Context, cfg Config) (Machine, error) {
+func Open(ctx context.Context, cfg Config) (session.Machine, error) {
 	kind, names := cfg.devices()
 	if names == nil {
 		return Emulated(cfg)
@@ -157,13 +79,13 @@ func (m mediated) Run(ctx context.Context) error {
 }
 
 // Features implements Machine.
-func (m mediated) Features() Features {
-	return Features{
+func (m mediated) Features() session.Features {
+	return session.Features{
 		Sharing: m, Reconnect: m.m.Reconnect, Server: m.m.Server, Ended: m.m.Ended, Invalidations: m.m.Invalidations,
 	}
 }
 
-func (m mediated) Attach(node, slot int, a *Attachment) error {
+func (m mediated) Attach(node, slot int, a *session.Attachment) error {
 	return m.m.Attach(node, slot, &mediate.Attachment{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Declined: a.Declined})
 }
 
@@ -236,13 +158,13 @@ func (m mediated) Again(node, slot int, va device.VA, write bool) gup.Result {
 func (m mediated) Messages(node int) (sent, awaited uint64, ok bool) { return m.m.Messages(node) }
 
 // Shadow implements Sharing.
-func (m mediated) Shadow(node int) (ShadowStats, bool) {
+func (m mediated) Shadow(node int) (session.ShadowStats, bool) {
 	mem, err := m.m.Memory(node)
 	if err != nil {
-		return ShadowStats{}, false
+		return session.ShadowStats{}, false
 	}
 	s := mem.Stats()
-	return ShadowStats{
+	return session.ShadowStats{
 		Window: s.Window, Mapped: s.Mapped, Tables: s.Tables, Pinned: s.Pinned, Shared: s.Shared,
 		Maps: s.Maps, Evictions: s.Evictions, Mismatches: s.Mismatches,
 	}, true

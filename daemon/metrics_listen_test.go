@@ -12,6 +12,9 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
+// metricsConns is how many connections a listener for metrics takes (package api).
+const metricsConns = 16
+
 // The listeners for metrics answer GET /metrics and nothing else, sums only, and
 // take no more connections than they have room for.
 func TestMetricsListeners(t *testing.T) {
@@ -112,16 +115,13 @@ func TestMetricsOfIdleNodes(t *testing.T) {
 	}
 	look := func() (text string, series int) {
 		t.Helper()
-		b, err := d.metrics(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(b)) {
-			if strings.HasPrefix(line, metricPrefix) {
+		text = metrics(t, d)
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "exanet_") {
 				series++
 			}
 		}
-		return string(b), series
+		return text, series
 	}
 	text, before := look()
 	for _, want := range []string{`exanet_faults_total{node="idle"} 0`, "exanet_nodes_idle 64", `exanet_domains{node="63"} 0`, `exanet_page_ins_total{kind="minor",node="idle"} 0`} {

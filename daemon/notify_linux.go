@@ -3,14 +3,18 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
+	"github.com/exanet/pfd/internal/logs"
 )
 
 // notifyTime bounds one message to a service manager that does not read.
@@ -71,12 +75,32 @@ const socketsTime = 5 * time.Second
 // the service manager, which would give up a service that is silent (ours).
 const readyAgain = 250 * time.Millisecond
 
+// upkeep is what pfd does at intervals, and what it says to the service manager.
+type upkeep struct {
+	log      *slog.Logger
+	limit    *logs.Handler // nil: none
+	host     *session.Host
+	sockets  *sockets
+	draining func() bool
+	unsaid   chan string // a READY that did not reach the service manager
+}
+
+// notify reports whether the service manager has been told.
+func (u *upkeep) notify(state string) bool {
+	err := notify(state)
+	if err != nil {
+		what, _, _ := strings.Cut(state, "\n")
+		u.log.Warn("service manager not told", "what", what, "err", err)
+	}
+	return err == nil
+}
+
 // ready tells the service manager that pfd works, and has keep say it again where
 // that fails.
-func (d *Daemon) ready(more string) {
-	if state := "READY=1" + more; !d.notify(state) {
+func (u *upkeep) ready(more string) {
+	if state := "READY=1" + more; !u.notify(state) {
 		select {
-		case d.unsaid <- state:
+		case u.unsaid <- state:
 		default: // an earlier one is still being said
 		}
 	}
@@ -84,7 +108,7 @@ func (d *Daemon) ready(more string) {
 
 // keep looks after the daemon until ctx ends. The service manager's watchdog is
 // fed only while every node's owner answers: a stuck engine is restarted.
-func (d *Daemon) keep(ctx context.Context) {
+func (u *upkeep) keep(ctx context.Context) {
 	period, dog := socketsTime, watchdog(os.Getenv)
 	if dog > 0 {
 		period = min(period, dog/2)
@@ -98,14 +122,14 @@ func (d *Daemon) keep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case unsaid = <-d.unsaid:
+		case unsaid = <-u.unsaid:
 			again = time.After(readyAgain)
 			continue
 		case <-again:
 			switch {
-			case *d.state.Load() == control.StateDraining: // STOPPING was the last word
-			case d.notify(unsaid):
-				d.log.Info("service manager told after all", "what", "READY=1")
+			case u.draining(): // STOPPING was the last word
+			case u.notify(unsaid):
+				u.log.Info("service manager told after all", "what", "READY=1")
 			default:
 				again = time.After(readyAgain)
 			}
@@ -114,22 +138,22 @@ func (d *Daemon) keep(ctx context.Context) {
 		}
 		alive := true
 		if dog > 0 {
-			if alive = d.alive(ctx, dog/2); alive {
-				d.notify("WATCHDOG=1")
+			if alive = u.alive(ctx, dog/2); alive {
+				u.notify("WATCHDOG=1")
 			} else if ctx.Err() == nil {
-				d.log.Error("the engine does not answer: the service manager's watchdog is not fed", "after", dog/2)
+				u.log.Error("the engine does not answer: the service manager's watchdog is not fed", "after", dog/2)
 			}
 		}
-		lost = d.lookForSockets(lost)
+		lost = u.lookForSockets(lost)
 		if time.Since(swept) < keepTime {
 			continue
 		}
 		swept = time.Now()
-		if l := d.cfg.LogLimit; l != nil {
+		if l := u.limit; l != nil {
 			l.Sweep()
 		}
-		if s := d.statusLine(ctx); alive && s != "" && s != told {
-			d.notify("STATUS=" + s)
+		if s := u.statusLine(ctx); alive && s != "" && s != told {
+			u.notify("STATUS=" + s)
 			told = s
 		}
 	}
@@ -137,27 +161,27 @@ func (d *Daemon) keep(ctx context.Context) {
 
 // lookForSockets says in the log, once for each change, that the sockets are not where they
 // were made, and returns what is wrong; before is what it returned last.
-func (d *Daemon) lookForSockets(before string) (now string) {
-	err := d.sockets.lost()
+func (u *upkeep) lookForSockets(before string) (now string) {
+	err := u.sockets.lost()
 	if err != nil {
 		now = err.Error()
 	}
 	switch {
 	case now == before:
 	case err == nil:
-		d.log.Info("the sockets are where they were")
+		u.log.Info("the sockets are where they were")
 	default:
-		d.log.Warn("a socket of this pfd is gone: nobody reaches it there: start it anew (a cleaner of temporary files, another pfd, rm)", "err", err)
+		u.log.Warn("a socket of this pfd is gone: nobody reaches it there: start it anew (a cleaner of temporary files, another pfd, rm)", "err", err)
 	}
 	return now
 }
 
 // alive tells whether the owner of every node's windows answers in time.
-func (d *Daemon) alive(ctx context.Context, wait time.Duration) bool {
+func (u *upkeep) alive(ctx context.Context, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	for _, n := range d.nodes {
-		if d.own(ctx, n, func() error { return nil }) != nil {
+	for _, n := range u.host.Nodes() {
+		if u.host.Own(ctx, n, func() error { return nil }) != nil {
 			return false
 		}
 	}
@@ -165,23 +189,23 @@ func (d *Daemon) alive(ctx context.Context, wait time.Duration) bool {
 }
 
 // statusLine is what systemctl status shows. "" where nobody asks for it.
-func (d *Daemon) statusLine(ctx context.Context) string {
+func (u *upkeep) statusLine(ctx context.Context) string {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return ""
 	}
 	domains, faults, away := 0, uint64(0), ""
-	err := d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
-		domains += len(n.domains.Domains())
-		faults += n.faults.Stats().Total.Entries
+	err := u.host.Each(ctx, control.AllNodes, func(n *session.Node) error {
+		domains += len(n.Domains().Domains())
+		faults += n.Stats().Total.Entries
 		return nil
 	})
 	if err != nil {
 		return ""
 	}
-	for _, n := range d.nodes {
-		if n.down.Load() {
-			away += fmt.Sprintf(", waiting for the device of node %d", n.index)
+	for _, n := range u.host.Nodes() {
+		if n.Down() {
+			away += fmt.Sprintf(", waiting for the device of node %d", n.Index())
 		}
 	}
-	return fmt.Sprintf("%d nodes, %d domains, %d faults served%s", len(d.nodes), domains, faults, away)
+	return fmt.Sprintf("%d nodes, %d domains, %d faults served%s", len(u.host.Nodes()), domains, faults, away)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/keeper"
 )
@@ -34,7 +35,7 @@ func newFleeting() *fleeting {
 
 func (m *fleeting) Bus(node int) device.Bus { return fleetingBus{m.nodes[node], m, node} }
 
-func (m *fleeting) Features() Features {
+func (m *fleeting) Features() session.Features {
 	f := m.fake.Features()
 	f.Reconnect = m.Reconnect
 	return f
@@ -93,7 +94,7 @@ func TestReloadHoldsForADeviceThatComesBack(t *testing.T) {
 			r := startOn(t, m.fake, m)
 			lose := func() {
 				m.lose[1] <- struct{}{}
-				r.until("the device is gone", func() bool { return r.nodes[1].down.Load() })
+				r.until("the device is gone", func() bool { return r.node(1).Down() })
 			}
 			if away {
 				lose()
@@ -108,7 +109,7 @@ func TestReloadHoldsForADeviceThatComesBack(t *testing.T) {
 			}
 			m.answer <- struct{}{}
 			m.back <- struct{}{}
-			r.until("the device is there again", func() bool { return !r.nodes[1].down.Load() })
+			r.until("the device is there again", func() bool { return !r.node(1).Down() })
 			r.fake.do(func() {
 				for i, n := range r.fake.nodes {
 					for reg, want := range map[uint32]uint32{device.PLTimeoutUS: 1234, device.PLGuardUS: 56789, device.PLOutstanding: 2} {
@@ -170,12 +171,12 @@ func TestHandshakeWhileTheDeviceComesBack(t *testing.T) {
 		t.Errorf("not refused as busy: %v, %v; welcome: %v", refused, err, welcome == nil)
 	}
 	m.back <- struct{}{}
-	r.until("the device is there again", func() bool { return !r.nodes[0].down.Load() })
+	r.until("the device is there again", func() bool { return !r.node(0).Down() })
 	r.attach(hello())
 	r.fake.do(func() {
 		cfg := r.fake.nodes[0].Get64(device.PL, device.PLPDCfg)
-		if s := r.nodes[0].sessions[0]; s == nil || cfg&device.CfgEnable == 0 || device.PDID(cfg) != s.joined.domain.PDID {
-			t.Errorf("slot 0: session %v, PD_CFG %#x", s != nil, cfg)
+		if pdid := r.node(0).Tenant(0).PDID; pdid == 0 || cfg&device.CfgEnable == 0 || device.PDID(cfg) != pdid {
+			t.Errorf("slot 0: PDID %d, PD_CFG %#x", pdid, cfg)
 		}
 	})
 }
@@ -190,7 +191,7 @@ func TestDrainWhileADeviceIsAway(t *testing.T) {
 	}
 	r.fake.do(set(device.DoneOngoing))
 	m.lose[1] <- struct{}{}
-	r.until("the device is gone", func() bool { return r.nodes[1].down.Load() })
+	r.until("the device is gone", func() bool { return r.node(1).Down() })
 	r.cancel()
 	time.Sleep(100 * time.Millisecond)
 	if reason, over := g.Pages().Ended(); over {
@@ -211,7 +212,7 @@ func TestCountersWhileADeviceIsAway(t *testing.T) {
 	m := newFleeting()
 	r := startOn(t, m.fake, m)
 	m.lose[1] <- struct{}{}
-	r.until("the device is gone", func() bool { return r.nodes[1].down.Load() })
+	r.until("the device is gone", func() bool { return r.node(1).Down() })
 	list, err := r.client.Counters(r.ctx(), control.AllNodes)
 	if err != nil {
 		t.Fatal(err)

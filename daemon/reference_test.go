@@ -23,6 +23,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/api"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -174,8 +175,8 @@ func schema(t *testing.T, x *texts) (*jsonschema.Schema, []reflect.Type) {
 func paths(t *testing.T) []string {
 	t.Helper()
 	list := []string{}
-	for _, e := range new(Daemon).endpoints() {
-		list = append(list, e.path)
+	for _, e := range api.Endpoints() {
+		list = append(list, e.Path)
 	}
 	list = append(list, control.PathMetrics)
 	for _, path := range list {
@@ -239,8 +240,8 @@ answered with what is his own.
 		}
 		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %s |\n", method, path, strings.Join(keys, ", "), answer, text)
 	}
-	for _, e := range new(Daemon).endpoints() {
-		row(map[bool]string{false: "GET", true: "POST"}[e.post], e.path, e.keys)
+	for _, e := range api.Endpoints() {
+		row(map[bool]string{false: "GET", true: "POST"}[e.Post], e.Path, e.Keys)
 	}
 	row("GET", control.PathMetrics, nil)
 	for _, typ := range list {
@@ -360,17 +361,17 @@ func TestAnswersAreOfTheSchema(t *testing.T) {
 		}
 		return b
 	}
-	for _, ep := range new(Daemon).endpoints() {
-		a := answers[ep.path]
+	for _, ep := range api.Endpoints() {
+		a := answers[ep.Path]
 		switch {
-		case ep.post, ep.stream != nil:
-			check("ErrorReply", ask(http.MethodPut, ep.path, http.StatusMethodNotAllowed))
-		case ep.path == control.PathTrace:
-			check("ErrorReply", ask(http.MethodGet, ep.path, http.StatusNotFound))
+		case ep.Post, a == nil, ep.Path == control.PathMonitor:
+			check("ErrorReply", ask(http.MethodPut, ep.Path, http.StatusMethodNotAllowed))
+		case ep.Path == control.PathTrace:
+			check("ErrorReply", ask(http.MethodGet, ep.Path, http.StatusNotFound))
 		default:
-			check(reflect.TypeOf(a).Name(), ask(http.MethodGet, ep.path, http.StatusOK))
+			check(reflect.TypeOf(a).Name(), ask(http.MethodGet, ep.Path, http.StatusOK))
 		}
-		check("ErrorReply", ask(http.MethodGet, ep.path+"?nonsense=1", map[bool]int{false: http.StatusBadRequest, true: http.StatusMethodNotAllowed}[ep.post]))
+		check("ErrorReply", ask(http.MethodGet, ep.Path+"?nonsense=1", map[bool]int{false: http.StatusBadRequest, true: http.StatusMethodNotAllowed}[ep.Post]))
 	}
 	check("Changed", ask(http.MethodPost, control.PathGrant+"?node=0&slot=0&pdid=77", http.StatusOK))
 	check("ErrorReply", ask(http.MethodGet, "/v2", http.StatusNotFound))

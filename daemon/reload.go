@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 )
 
@@ -59,9 +60,9 @@ var settings = []setting{
 // beginning and the end. With load's error, or one that matches ErrConfig,
 // nothing has changed.
 func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloaded, error) {
-	d.notify(notifyReloading())
+	d.upkeep.notify(notifyReloading())
 	// READY ends the reload for the service manager, whatever came of it.
-	defer d.ready("")
+	defer d.upkeep.ready("")
 	var r Reloaded
 	next, err := load()
 	if err != nil {
@@ -86,19 +87,19 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 	now.Quota = next.Quota
 	now.HandshakeTime, now.HandshakesPerUID, now.DrainTime = next.HandshakeTime, next.HandshakesPerUID, next.DrainTime
 	before := d.tune.Swap(&now) // a device that comes back at this moment gets them, too
-	err = d.each(ctx, &query{node: control.AllNodes}, func(n *node) error {
-		if n.down.Load() {
+	err = d.host.Each(ctx, control.AllNodes, func(n *session.Node) error {
+		if n.Down() {
 			return nil // it gets them when its device is there again
 		}
-		pl := n.bus.Window(device.PL)
+		pl := n.Bus().Window(device.PL)
 		if err := pl.Write32(device.PLTimeoutUS, next.TimeoutUS); err != nil {
-			return fmt.Errorf("node %d: TIMEOUT_US: %w", n.index, err)
+			return fmt.Errorf("node %d: TIMEOUT_US: %w", n.Index(), err)
 		}
 		if err := pl.Write32(device.PLGuardUS, next.GuardUS); err != nil {
-			return fmt.Errorf("node %d: GUARD_US: %w", n.index, err)
+			return fmt.Errorf("node %d: GUARD_US: %w", n.Index(), err)
 		}
 		if err := pl.Write32(device.PLOutstanding, next.Outstanding); err != nil {
-			return fmt.Errorf("node %d: OUTSTANDING: %w", n.index, err)
+			return fmt.Errorf("node %d: OUTSTANDING: %w", n.Index(), err)
 		}
 		return nil
 	})
@@ -106,7 +107,7 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 		d.tune.Store(before)
 		return Reloaded{}, fmt.Errorf("reloading: %w", err)
 	}
-	d.handshakes.SetPer(next.HandshakesPerUID)
+	d.host.Handshakes().SetPer(next.HandshakesPerUID)
 	d.groups.SetQuota(next.Quota)
 	if d.cfg.Level != nil {
 		d.cfg.Level.Set(next.LogLevel)

@@ -35,8 +35,8 @@ func TestReload(t *testing.T) {
 	if want := []string{"nodes", "source-faults"}; !slices.Equal(got.Restart, want) {
 		t.Errorf("for a restart %q, want %q", got.Restart, want)
 	}
-	if level.Level() != slog.LevelDebug || r.handshakes.Per() != 3 {
-		t.Errorf("level %v, %d handshakes", level.Level(), r.handshakes.Per())
+	if level.Level() != slog.LevelDebug || r.host.Handshakes().Per() != 3 {
+		t.Errorf("level %v, %d handshakes", level.Level(), r.host.Handshakes().Per())
 	}
 	s, err := r.client.Status(r.ctx())
 	if err != nil || s.TimeoutUS != 1234 || s.GuardUS != 56789 || s.Nodes != 2 || s.SourceFaults != SourceFIFO {

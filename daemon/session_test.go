@@ -66,7 +66,7 @@ func TestAttachmentComesAndGoes(t *testing.T) {
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
-		r.until("the domain is gone", func() bool { return r.nodes[1].sessions[0] == nil })
+		r.until("the domain is gone", func() bool { return r.node(1).Attached(0) == nil })
 		if _, over := pages.Ended(); round == 0 && !over {
 			r.until("the pages say so", func() bool { _, over := pages.Ended(); return over })
 		}
@@ -95,7 +95,7 @@ func TestProcessThatDiesIsTakenDown(t *testing.T) {
 	if err := p.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	r.until("the domain is gone", func() bool { return r.nodes[0].sessions[0] == nil })
+	r.until("the domain is gone", func() bool { return r.node(0).Attached(0) == nil })
 	if err := unix.Kill(holder, 0); err != nil {
 		t.Errorf("the process that held the socket was not there any more: %v", err)
 	}
@@ -127,7 +127,7 @@ func TestStuckDomainDelaysNobodyElse(t *testing.T) {
 	r.fake.do(func() { r.fake.nodes[0].InFlight[stuck.Slot] = 1 })
 	stuck.Close()
 	r.until("it drains", func() bool {
-		d, ok := r.nodes[0].domains.Domain(int(stuck.Slot))
+		d, ok := r.node(0).Domains().Domain(int(stuck.Slot))
 		return ok && d.State.String() == control.DomainDraining
 	})
 	other := r.attach(hello())
@@ -140,7 +140,7 @@ func TestStuckDomainDelaysNobodyElse(t *testing.T) {
 		}
 		r.fake.nodes[0].InFlight[stuck.Slot] = 0
 	})
-	r.until("it is gone", func() bool { return r.nodes[0].sessions[stuck.Slot] == nil })
+	r.until("it is gone", func() bool { return r.node(0).Attached(int(stuck.Slot)) == nil })
 }
 
 func TestRefusals(t *testing.T) {
@@ -183,7 +183,7 @@ func TestRefusals(t *testing.T) {
 			if n := len(r.domainsOf(control.AllNodes)); n != held {
 				t.Errorf("%d domains after the refusal, %d before", n, held)
 			}
-			if n := r.refused.Load(); n != 1 {
+			if n := r.refusals(); n != 1 {
 				t.Errorf("%d refusals counted, want 1", n)
 			}
 		})
@@ -201,14 +201,14 @@ func TestHandshakesAreBoundedInNumber(t *testing.T) {
 		defer c.Close()
 		idle = append(idle, c)
 	}
-	r.until("all three are begun", func() bool { return r.handshakes.Total() == 3 })
+	r.until("all three are begun", func() bool { return r.host.Handshakes().Total() == 3 })
 	_, err := dialAndGreet(r.ctx(), r.attachSocket(), hello())
 	var refused *attach.RefusedError
 	if !errors.As(err, &refused) || refused.Code != attach.CodeBusy {
 		t.Errorf("the fourth: %v, want it refused as busy", err)
 	}
 	idle[0].Close()
-	r.until("one has gone", func() bool { return r.handshakes.Total() == 2 })
+	r.until("one has gone", func() bool { return r.host.Handshakes().Total() == 2 })
 	r.attach(hello())
 }
 
@@ -236,7 +236,7 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 	for err == nil {
 		err = deaf.Send(msg)
 	}
-	r.until("it is dropped", func() bool { return r.nodes[0].sessions[deaf.Slot] == nil })
+	r.until("it is dropped", func() bool { return r.node(0).Attached(int(deaf.Slot)) == nil })
 	if n := len(r.domainsOf(0)); n != 1 {
 		t.Errorf("%d domains are left, want the other one", n)
 	}
@@ -301,19 +301,6 @@ func TestBrokenOffIsToldWithItsCause(t *testing.T) {
 	if e := r.ended(g); e.Reason != attach.ReasonProtocol || !strings.HasPrefix(e.Text, e.Reason.String()+": "+attach.ErrMessage.Error()) {
 		t.Errorf("ended with %v: %q", e.Reason, e.Text)
 	}
-	for _, c := range []struct {
-		err  error
-		want attach.Reason
-	}{
-		{fmt.Errorf("x: %w", attach.ErrMessage), attach.ReasonProtocol},
-		{fmt.Errorf("sending: %w", os.ErrDeadlineExceeded), attach.ReasonProtocol},
-		{fmt.Errorf("sending: %w", unix.EPIPE), attach.ReasonClosed},
-		{fmt.Errorf("reading: %w", unix.ENOMEM), attach.ReasonLost},
-	} {
-		if got := brokenOff(c.err); got != c.want {
-			t.Errorf("%v: %v, want %v", c.err, got, c.want)
-		}
-	}
 }
 
 func TestEndOfThePFD(t *testing.T) {
@@ -342,7 +329,7 @@ func TestEndOfThePFD(t *testing.T) {
 		r.cancel()
 		r.until("it drains", func() bool { return *r.state.Load() == control.StateDraining })
 		r.fake.do(func() {
-			if r.nodes[0].sessions[g.Slot] == nil {
+			if r.node(0).Attached(int(g.Slot)) == nil {
 				t.Error("the attachment ended before its transfer")
 			}
 			r.fake.nodes[0].setChannel(0, 0, device.Descriptor{Done: device.DoneCompleted}, device.ChannelState{})

@@ -41,10 +41,7 @@ func TestTransferMetrics(t *testing.T) {
 	if err := tr.Wait(t.Context()); !errors.Is(err, rdma.ErrAddress) {
 		t.Fatalf("a write to memory without rights ends with %v", err)
 	}
-	text, err := d.metrics(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := metrics(t, d)
 	labels := func(class, outcome string) string {
 		return fmt.Sprintf(`{class=%q,direction="write",node="0",outcome=%q}`, class, outcome)
 	}
@@ -62,11 +59,11 @@ func TestTransferMetrics(t *testing.T) {
 		"exanet_transfers_total" + labels("low", "completed") + " 0",
 		`exanet_nacks_total{code="7",node="0"} 0`,
 	} {
-		if !strings.Contains(string(text), want+"\n") {
+		if !strings.Contains(text, want+"\n") {
 			t.Errorf("the metrics miss %s", want)
 		}
 	}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "# HELP") && strings.Contains(line, "hardware counter ") {
 			t.Errorf("a help that says nothing: %s", line)
 		}
@@ -75,7 +72,7 @@ func TestTransferMetrics(t *testing.T) {
 		}
 	}
 	if t.Failed() {
-		for line := range strings.Lines(string(text)) {
+		for line := range strings.Lines(text) {
 			if strings.Contains(line, "transfer") || strings.Contains(line, "nacks") {
 				t.Log(line)
 			}

@@ -46,7 +46,7 @@ func TestLibraryOfAnotherVersion(t *testing.T) {
 					t.Errorf("%q does not say %q", refused.Text, s)
 				}
 			}
-			r.until("the refusal is counted", func() bool { return r.refused.Load() == 1 })
+			r.until("the refusal is counted", func() bool { return r.refusals() == 1 })
 			r.attach(hello())
 		})
 	}

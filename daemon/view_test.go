@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/api"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/proc"
@@ -68,7 +69,7 @@ var volatile = regexp.MustCompile(`"(pid|uid|generation|uptime_ns|age_ns|socket|
 func TestGoldenAnswers(t *testing.T) {
 	r := start(t)
 	r.attach(hello())
-	r.until("the handshake is over", func() bool { return r.handshakes.Total() == 0 })
+	r.until("the handshake is over", func() bool { return r.host.Handshakes().Total() == 0 })
 	r.fake.do(func() {
 		n := r.fake.nodes[0]
 		n.Set64(device.PL, device.TXPackets.Offset(), 64)
@@ -142,7 +143,7 @@ func TestGoldenAnswers(t *testing.T) {
 func TestTransactionsOfOthers(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
-	r.until("the handshake is over", func() bool { return r.handshakes.Total() == 0 })
+	r.until("the handshake is over", func() bool { return r.host.Handshakes().Total() == 0 })
 	slot := int(g.Slot)
 	r.fake.do(func() {
 		r.fake.transactions = []r5.TransactionInfo{
@@ -153,18 +154,14 @@ func TestTransactionsOfOthers(t *testing.T) {
 	})
 	for _, tt := range []struct {
 		name string
-		peer peer
+		peer api.Peer
 		want []uint16
 	}{
-		{"root", peer{uid: 0, all: true}, []uint16{12, 13, 14}},
-		{"a stranger", peer{uid: g.Peer().UID + 4711}, []uint16{}},
+		{"root", api.Peer{All: true}, []uint16{12, 13, 14}},
+		{"a stranger", api.Peer{UID: g.Peer().UID + 4711}, []uint16{}},
 	} {
-		answer, err := r.viewTransactions(t.Context(), &query{peer: tt.peer, node: 0})
-		if err != nil {
-			t.Fatal(err)
-		}
 		got := []uint16{}
-		for _, x := range answer.(control.Transactions).Transactions {
+		for _, x := range answer[control.Transactions](t, r.Daemon, tt.peer, "/v1/transactions?node=0").Transactions {
 			got = append(got, x.ID)
 		}
 		if !slices.Equal(got, tt.want) {
@@ -177,7 +174,7 @@ func TestTransactionsOfOthers(t *testing.T) {
 func TestSumsOfOthers(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
-	r.until("the handshake is over", func() bool { return r.handshakes.Total() == 0 })
+	r.until("the handshake is over", func() bool { return r.host.Handshakes().Total() == 0 })
 	slot := int(g.Slot)
 	r.fake.do(func() {
 		r.fake.nodes[0].ended.Over(slot, tally.Write, device.Low, device.StatusNone, 4096, 1)
@@ -186,35 +183,23 @@ func TestSumsOfOthers(t *testing.T) {
 	})
 	for _, tt := range []struct {
 		name    string
-		peer    peer
+		peer    api.Peer
 		highest int
 	}{
-		{"root", peer{uid: 0, all: true}, 0},
-		{"its owner", peer{uid: g.Peer().UID}, -1},
-		{"a stranger", peer{uid: g.Peer().UID + 4711}, -1},
+		{"root", api.Peer{All: true}, 0},
+		{"its owner", api.Peer{UID: g.Peer().UID}, -1},
+		{"a stranger", api.Peer{UID: g.Peer().UID + 4711}, -1},
 	} {
-		answer, err := r.viewFIFO(t.Context(), &query{peer: tt.peer, node: 0})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range answer.(control.FIFOs).FIFOs {
+		for _, f := range answer[control.FIFOs](t, r.Daemon, tt.peer, "/v1/fifo?node=0").FIFOs {
 			if f.Highest != tt.highest {
 				t.Errorf("%s sees a highest level of %d, want %d", tt.name, f.Highest, tt.highest)
 			}
 		}
-		answer, err = r.viewNodes(t.Context(), &query{peer: tt.peer, node: 0})
-		if err != nil {
-			t.Fatal(err)
-		}
 		want := control.Transfers{Completed: 1, Failed: 1, Bytes: 4096}
-		if n := answer.(control.Nodes).Nodes[0]; (n.Transfers != nil) != tt.peer.all || tt.peer.all && *n.Transfers != want {
+		if n := answer[control.Nodes](t, r.Daemon, tt.peer, "/v1/nodes?node=0").Nodes[0]; (n.Transfers != nil) != tt.peer.All || tt.peer.All && *n.Transfers != want {
 			t.Errorf("%s sees the transfers %+v of all", tt.name, n.Transfers)
 		}
-		answer, err = r.viewDomains(t.Context(), &query{peer: tt.peer, node: control.AllNodes})
-		if err != nil {
-			t.Fatal(err)
-		}
-		domains := answer.(control.Domains).Domains
+		domains := answer[control.Domains](t, r.Daemon, tt.peer, "/v1/domains").Domains
 		if stranger := tt.name == "a stranger"; stranger != (len(domains) == 0) || !stranger && *domains[0].Transfers != want {
 			t.Errorf("%s sees the domains %+v", tt.name, domains)
 		}
@@ -351,46 +336,23 @@ func TestFaultIsServedAndShown(t *testing.T) {
 	}
 }
 
-// Another process's faults in the same slot, before, are not shown to the next
-// user of the slot: covered by its PDID and the time of its attachment.
-func TestFormerFaultsStayWithTheirUser(t *testing.T) {
+// A process's faults are shown to its user alone (package session tests whose they are).
+func TestFaultsAreTheirUsers(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
 	r.fake.do(func() {
 		r.fake.nodes[0].Push(device.FaultEntry{Source: 1, PDID: g.PDID, Page: 1, Response: device.ResponseSlaveError}, 1)
 	})
 	r.until("it is answered", func() bool { return len(r.fake.nodes[0].Sent) == 1 })
-	stranger := peer{uid: g.Peer().UID + 4711}
-	r.fake.do(func() {
-		n := r.nodes[0]
-		rec := n.faults.Records(1)[0]
-		user := peer{uid: g.Peer().UID}
-		sees := func(p peer) bool {
-			o, _ := n.owner(&rec, r.now())
-			return p.shows(&o)
+	for _, tt := range []struct {
+		name string
+		peer api.Peer
+		want int
+	}{{"its user", api.Peer{UID: g.Peer().UID}, 1}, {"a stranger", api.Peer{UID: g.Peer().UID + 4711}, 0}} {
+		if f := answer[control.Faults](t, r.Daemon, tt.peer, "/v1/faults").Faults; len(f) != tt.want {
+			t.Errorf("%s sees %+v", tt.name, f)
 		}
-		if sees(stranger) || !sees(user) {
-			t.Error("a stranger sees the fault, or its user does not")
-		}
-		mine := n.sessions[g.Slot]
-		defer func() { n.sessions[g.Slot] = mine }()
-		n.sessions[g.Slot] = &session{uid: stranger.uid, joined: mine.joined}
-		if !sees(stranger) {
-			t.Error("who has the slot and the time does not see the fault")
-		}
-		// His attachment has ended, and another user has the slot and the PDID.
-		n.sessions[g.Slot].joined.since = rec.Interrupt + 1
-		n.formerly(int(g.Slot), mine.tenancyOf(rec.Interrupt))
-		if sees(stranger) || !sees(user) {
-			t.Error("the next owner of the slot sees the fault, or its user does no more")
-		}
-		for range formerTenants {
-			n.formerly(int(g.Slot), tenancy{})
-		}
-		if o, ok := n.owner(&rec, r.now()); ok || o.pid != 0 || sees(user) || len(n.former[g.Slot]) != formerTenants {
-			t.Errorf("too many are remembered: %d", len(n.former[g.Slot]))
-		}
-	})
+	}
 }
 
 func TestMailboxesAreDrained(t *testing.T) {
@@ -411,14 +373,14 @@ func TestMailboxesAreDrained(t *testing.T) {
 			}
 		}
 		n.handler.Interrupt(device.VectorMailbox)
-		if reads != 6 || left != 0 || r.nodes[1].mailbox != 3 {
-			t.Errorf("%d words read, %d messages left, %d counted", reads, left, r.nodes[1].mailbox)
+		if reads != 6 || left != 0 || r.node(1).Counts().Mailbox != 3 {
+			t.Errorf("%d words read, %d messages left, %d counted", reads, left, r.node(1).Counts().Mailbox)
 		}
 		// One that never empties costs its depth an interrupt and no more.
 		n.OnAccess = nil
 		n.Set(device.MBOX, box+device.MboxStatus, 1)
 		n.handler.Interrupt(device.VectorMailbox)
-		if got := r.nodes[1].mailbox; got != 3+device.MailboxDepth {
+		if got := r.node(1).Counts().Mailbox; got != 3+device.MailboxDepth {
 			t.Errorf("%d messages counted, want %d", got, 3+device.MailboxDepth)
 		}
 		if mask := n.Get(device.PL, device.PLIRQMask); mask != 1<<device.VectorDone {

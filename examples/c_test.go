@@ -20,14 +20,15 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
+	sessions "github.com/exanet/pfd/daemon/session"
 )
 
 // patience is reached only if something hangs.
 const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
-	if daemon.IsMemoryHelper(os.Args) { // for a client of another user
-		if daemon.ServeMemory() != nil {
+	if sessions.IsMemoryHelper(os.Args) { // for a client of another user
+		if sessions.ServeMemory() != nil {
 			os.Exit(1)
 		}
 		os.Exit(0)

@@ -60,6 +60,14 @@ type Record struct {
 	declined bool // the process could not page it in, and the driver does
 }
 
+// Began returns the time of its first stage.
+func (r *Record) Began() int64 {
+	if r.Interrupt != 0 {
+		return r.Interrupt
+	}
+	return r.Drained
+}
+
 // log is a ring of records. A record is identified by its number since the start, so that a late
 // stage detects that its record was overwritten.
 type log struct {

@@ -12,7 +12,7 @@ esac
 cd "$(dirname "$0")/.."
 GO=${GO:-go}
 
-often="./attach ./cmd/... ./daemon ./emu/... ./examples/... ./gup ./internal/hostile ./internal/keeper
+often="./attach ./cmd/... ./daemon/... ./emu/... ./examples/... ./gup ./internal/hostile ./internal/keeper
 ./internal/packaging ./internal/sockets ./internal/tracing ./libexanet/... ./mediate ./memport ./netlink ./proc/...
 ./rdma ./uffd ./uio ./vfio/... ./view ./workload/..."
 

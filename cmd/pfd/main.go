@@ -13,15 +13,15 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/internal/yield"
 )
 
 func main() {
 	shortSlices()
 	yield.Spare()
-	if daemon.IsMemoryHelper(os.Args) {
-		if daemon.ServeMemory() != nil {
+	if session.IsMemoryHelper(os.Args) {
+		if session.ServeMemory() != nil {
 			os.Exit(exitFailed) // the error has been printed
 		}
 		return

@@ -1,4 +1,4 @@
-package daemon
+package api
 
 import (
 	"net/http"
@@ -11,12 +11,12 @@ import (
 	"github.com/exanet/pfd/internal/version"
 )
 
-// serveCapture answers with the packets of the nodes' links, until the client leaves or
+// capture answers with the packets of the nodes' links, until the client leaves or
 // pfd ends. A client that does not read for controlWriteTime is dropped.
-func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query) {
-	tap := d.features.Tap
+func (srv *Server) capture(rw http.ResponseWriter, r *http.Request, q *query) {
+	tap := srv.features.Tap
 	switch {
-	case !q.peer.all:
+	case !q.peer.All:
 		reply(rw, nil, &failure{http.StatusForbidden, control.CodeForbidden,
 			"links carry the bytes of all users: ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"})
 		return
@@ -27,17 +27,17 @@ func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query)
 	}
 	c := &capture.Capture{All: q.node == control.AllNodes, Snap: q.snap}
 	if !c.All {
-		c.Node = d.nodes[q.node].id()
+		c.Node = srv.host.Nodes()[q.node].ID()
 	}
 	// One capture is open at a time.
-	if !d.capturing.CompareAndSwap(false, true) {
+	if !srv.capturing.CompareAndSwap(false, true) {
 		reply(rw, nil, &failure{http.StatusServiceUnavailable, control.CodeBusy, "a capture is open already: end that one first"})
 		return
 	}
-	defer d.capturing.Store(false)
+	defer srv.capturing.Store(false)
 	tap(c.See)
 	defer tap(nil)
-	ctx, cancel := d.stream(r)
+	ctx, cancel := srv.stream(r)
 	defer cancel()
 	rc := http.NewResponseController(rw)
 	rw.Header().Set("Content-Type", "application/x-pcapng")
@@ -45,7 +45,7 @@ func (d *Daemon) serveCapture(rw http.ResponseWriter, r *http.Request, q *query)
 	if q.node != control.AllNodes {
 		node = strconv.Itoa(q.node)
 	}
-	d.log.Info("capture", "node", node, logs.KeyUID, q.peer.uid)
+	srv.log.Info("capture", "node", node, logs.KeyUID, q.peer.UID)
 	// An error is that the client has left.
 	_ = c.Copy(ctx.Done(), "pfd "+version.String(), func(b []byte) error {
 		if err := rc.SetWriteDeadline(time.Now().Add(controlWriteTime)); err != nil {

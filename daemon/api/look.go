@@ -1,4 +1,4 @@
-package daemon
+package api
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 )
 
@@ -18,44 +19,35 @@ const (
 	askPause = 10 * time.Millisecond
 )
 
-// tenant is who has a slot.
-type tenant struct {
-	uid  uint32
-	pdid device.PDID // 0: nobody has it
-	gen  device.Generation
-	age  int64 // of the attachment, ns
-}
-
 // seen is what a look at a node found, and who had its slots at that moment.
 type seen[T any] struct {
-	n       *node
-	tenants [device.Slots]tenant
+	n       *session.Node
+	tenants [device.Slots]session.Tenancy
 	at      time.Time
-	now     int64 // Daemon.now when it had looked
 	v       T
 	err     error
 }
 
 // sees tells whether a peer may see what belongs to a slot and a PDID, and began
 // age ago (-1: unknown): what is older than the attachment is its predecessor's.
-func (s *seen[T]) sees(p peer, slot int, pdid device.PDID, age int64) bool {
-	if p.all {
+func (s *seen[T]) sees(p Peer, slot int, pdid device.PDID, age int64) bool {
+	if p.All {
 		return true
 	}
 	if slot < 0 || slot >= device.Slots {
 		return false
 	}
 	t := &s.tenants[slot]
-	return t.pdid != 0 && t.pdid == pdid && t.uid == p.uid && age >= 0 && age <= t.age
+	return t.PDID != 0 && t.PDID == pdid && t.UID == p.UID && age >= 0 && age <= t.Until-t.Since
 }
 
 // seesDomain is sees for what names its domain by the generation, too.
-func (s *seen[T]) seesDomain(p peer, slot int, pdid device.PDID, gen device.Generation) bool {
-	if p.all {
+func (s *seen[T]) seesDomain(p Peer, slot int, pdid device.PDID, gen device.Generation) bool {
+	if p.All {
 		return true
 	}
 	t := &s.tenants[slot]
-	return t.pdid != 0 && t.pdid == pdid && t.gen == gen && t.uid == p.uid
+	return t.PDID != 0 && t.PDID == pdid && t.Generation == gen && t.UID == p.UID
 }
 
 // looks keeps what was found last, for who does not see everything.
@@ -69,18 +61,18 @@ type looks[T any] struct {
 // which answers all who wait for it, and those who have nothing here are answered by
 // nothing at all. No answer is older than its question. f copies only: what the peer
 // may see of it is for the caller to choose.
-func (l *looks[T]) look(ctx context.Context, d *Daemon, q *query, f func(n *node) (T, error)) ([]*seen[T], error) {
-	if !q.peer.all && !d.attached(q.peer.uid) {
+func (l *looks[T]) look(ctx context.Context, h Host, q *query, f func(n *session.Node) (T, error)) ([]*seen[T], error) {
+	if !q.peer.All && !h.Attached(q.peer.UID) {
 		return nil, nil
 	}
-	return l.lookAlways(ctx, d, q, f)
+	return l.lookAlways(ctx, h, q, f)
 }
 
 // lookAlways is look where who has nothing here is answered, too.
-func (l *looks[T]) lookAlways(ctx context.Context, d *Daemon, q *query, f func(n *node) (T, error)) (list []*seen[T], _ error) {
-	if q.peer.all {
-		err := d.each(ctx, q, func(n *node) error {
-			s := lookAt(d, n, f)
+func (l *looks[T]) lookAlways(ctx context.Context, h Host, q *query, f func(n *session.Node) (T, error)) (list []*seen[T], _ error) {
+	if q.peer.All {
+		err := h.Each(ctx, q.node, func(n *session.Node) error {
+			s := lookAt(n, f)
 			list = append(list, s)
 			return s.err
 		})
@@ -89,11 +81,11 @@ func (l *looks[T]) lookAlways(ctx context.Context, d *Daemon, q *query, f func(n
 	asked := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, n := range d.nodes {
-		if q.node != control.AllNodes && q.node != n.index {
+	for _, n := range h.Nodes() {
+		if q.node != control.AllNodes && q.node != n.Index() {
 			continue
 		}
-		s := l.kept[n.index]
+		s := l.kept[n.Index()]
 		if s == nil || s.at.Before(asked) {
 			if s != nil {
 				select {
@@ -102,8 +94,8 @@ func (l *looks[T]) lookAlways(ctx context.Context, d *Daemon, q *query, f func(n
 					return nil, ctx.Err()
 				}
 			}
-			err := d.each(ctx, &query{node: n.index}, func(n *node) error {
-				s = lookAt(d, n, f)
+			err := h.Each(ctx, n.Index(), func(n *session.Node) error {
+				s = lookAt(n, f)
 				return s.err
 			})
 			if err != nil {
@@ -112,7 +104,7 @@ func (l *looks[T]) lookAlways(ctx context.Context, d *Daemon, q *query, f func(n
 			if l.kept == nil {
 				l.kept = map[int]*seen[T]{}
 			}
-			l.kept[n.index] = s
+			l.kept[n.Index()] = s
 		}
 		list = append(list, s)
 	}
@@ -120,28 +112,13 @@ func (l *looks[T]) lookAlways(ctx context.Context, d *Daemon, q *query, f func(n
 }
 
 // lookAt looks at a node. On the owning goroutine.
-func lookAt[T any](d *Daemon, n *node, f func(n *node) (T, error)) *seen[T] {
+func lookAt[T any](n *session.Node, f func(n *session.Node) (T, error)) *seen[T] {
 	s := &seen[T]{n: n, at: time.Now()}
 	s.v, s.err = f(n)
-	s.now = d.now()
-	for i, o := range n.sessions {
-		if o != nil {
-			s.tenants[i] = tenant{o.uid, o.joined.domain.PDID, o.joined.domain.Generation, s.now - o.joined.since}
-		}
+	for i := range s.tenants {
+		s.tenants[i] = n.Tenant(i)
 	}
 	return s
-}
-
-// attached tells whether a uid has an attachment.
-func (d *Daemon) attached(uid uint32) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for s := range d.live {
-		if s.uid == uid {
-			return true
-		}
-	}
-	return false
 }
 
 // budget spreads the questions of each uid that does not see everything: one in
@@ -152,8 +129,8 @@ type budget struct {
 }
 
 // wait waits until it is a peer's turn, or ctx ends.
-func (b *budget) wait(ctx context.Context, p peer) {
-	if p.all {
+func (b *budget) wait(ctx context.Context, p Peer) {
+	if p.All {
 		return
 	}
 	now := time.Now()
@@ -167,11 +144,11 @@ func (b *budget) wait(ctx context.Context, p peer) {
 		}
 		b.next = kept
 	}
-	at := b.next[p.uid]
+	at := b.next[p.UID]
 	if at.Before(now) {
 		at = now
 	}
-	b.next[p.uid] = at.Add(askPause)
+	b.next[p.UID] = at.Add(askPause)
 	b.mu.Unlock()
 	select {
 	case <-time.After(at.Sub(now)):
@@ -180,13 +157,13 @@ func (b *budget) wait(ctx context.Context, p peer) {
 }
 
 // seesPDID is sees for what names a domain by its PDID alone.
-func (s *seen[T]) seesPDID(p peer, pdid device.PDID) bool {
-	if p.all {
+func (s *seen[T]) seesPDID(p Peer, pdid device.PDID) bool {
+	if p.All {
 		return true
 	}
 	for _, t := range s.tenants {
-		if pdid != 0 && t.pdid == pdid {
-			return t.uid == p.uid
+		if pdid != 0 && t.PDID == pdid {
+			return t.UID == p.UID
 		}
 	}
 	return false

@@ -1,22 +1,39 @@
-package daemon
+package api
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/exanet/pfd/daemon/session"
 )
+
+// oneUser is a Host of which one user has attachments. It looks at once.
+type oneUser struct {
+	Host
+	uid   uint32
+	nodes []*session.Node
+}
+
+func (h *oneUser) Nodes() []*session.Node   { return h.nodes }
+func (h *oneUser) Attached(uid uint32) bool { return uid == h.uid }
+
+func (h *oneUser) Each(_ context.Context, i int, f func(*session.Node) error) error {
+	return f(h.nodes[i])
+}
 
 // Who does not see everything has the engine copy nothing where he has nothing
 // there, and once in lookTime where he has, after he asked; who sees all is told at once.
 func TestLooksAreFew(t *testing.T) {
-	r := start(t)
-	g := r.attach(hello())
+	const user = 1000
+	h := &oneUser{uid: user, nodes: []*session.Node{new(session.Node)}}
 	var calls atomic.Int64
-	f := func(*node) (int64, error) { return calls.Add(1), nil }
-	ask := func(l *looks[int64], p peer) int {
+	f := func(*session.Node) (int64, error) { return calls.Add(1), nil }
+	ask := func(l *looks[int64], p Peer) int {
 		before := calls.Load()
-		list, err := l.look(t.Context(), r.Daemon, &query{peer: p, node: 0}, f)
+		list, err := l.look(t.Context(), h, &query{peer: p, node: 0}, f)
 		if err != nil {
 			t.Error(err)
 		}
@@ -29,7 +46,7 @@ func TestLooksAreFew(t *testing.T) {
 	}
 	var l looks[int64]
 	for range 100 {
-		if ask(&l, peer{uid: g.Peer().UID + 4711}) != 0 {
+		if ask(&l, Peer{UID: user + 4711}) != 0 {
 			t.Fatal("a stranger is answered")
 		}
 	}
@@ -41,7 +58,7 @@ func TestLooksAreFew(t *testing.T) {
 	for range 100 {
 		asking.Go(func() {
 			for range 5 {
-				if ask(&l, peer{uid: g.Peer().UID}) != 1 {
+				if ask(&l, Peer{UID: user}) != 1 {
 					t.Error("an attached user is not answered")
 				}
 			}
@@ -53,7 +70,7 @@ func TestLooksAreFew(t *testing.T) {
 	}
 	calls.Store(0)
 	for range 10 {
-		ask(&l, peer{all: true})
+		ask(&l, Peer{All: true})
 	}
 	if n := calls.Load(); n != 10 {
 		t.Errorf("%d looks for ten questions of who sees all", n)
@@ -68,15 +85,15 @@ func TestQuestionsAreSpread(t *testing.T) {
 	began := time.Now()
 	var asking sync.WaitGroup
 	for range questions {
-		asking.Go(func() { b.wait(t.Context(), peer{uid: 1}) })
+		asking.Go(func() { b.wait(t.Context(), Peer{UID: 1}) })
 	}
 	asking.Wait()
 	if took := time.Since(began); took < (questions-1)*askPause {
 		t.Errorf("%d questions of a user are answered after %v", questions, took)
 	}
 	before := b.next[1]
-	b.wait(t.Context(), peer{uid: 1, all: true})
-	b.wait(t.Context(), peer{uid: 2})
+	b.wait(t.Context(), Peer{UID: 1, All: true})
+	b.wait(t.Context(), Peer{UID: 2})
 	if !b.next[1].Equal(before) || !b.next[2].Before(before.Add(askPause+time.Minute)) {
 		t.Error("others are charged for the user's questions")
 	}

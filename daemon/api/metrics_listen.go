@@ -1,4 +1,4 @@
-package daemon
+package api
 
 import (
 	"context"
@@ -88,27 +88,23 @@ func metricsServer(log *slog.Logger, metrics func(context.Context) ([]byte, erro
 }
 
 // serveMetrics serves the listeners for metrics until stop is called.
-func (d *Daemon) serveMetrics() (stop func()) {
+func serveMetrics(log *slog.Logger, metrics func(context.Context) ([]byte, error), listeners []net.Listener) (stop func()) {
 	var servers []*http.Server
 	var serving sync.WaitGroup
-	listeners := []net.Listener{d.sockets.metrics}
-	if d.metricsTCP != nil {
-		listeners = append(listeners, d.metricsTCP)
-	}
 	for _, l := range listeners {
 		room := make(chan struct{}, metricsConns)
-		srv := metricsServer(d.log, d.scraped.get, room)
-		servers = append(servers, srv)
+		server := metricsServer(log, metrics, room)
+		servers = append(servers, server)
 		serving.Go(func() {
-			err := srv.Serve(boundedListener{l, room, make(chan struct{}), new(sync.Once)})
+			err := server.Serve(boundedListener{l, room, make(chan struct{}), new(sync.Once)})
 			if !errors.Is(err, http.ErrServerClosed) {
-				d.log.Error("listener for metrics", "address", l.Addr(), "err", err)
+				log.Error("listener for metrics", "address", l.Addr(), "err", err)
 			}
 		})
 	}
 	return func() {
 		for _, s := range servers {
-			_ = s.Close() // whoever asks now may ask again
+			_ = s.Close() // a client whose request is cut off may ask again
 		}
 		serving.Wait()
 	}
@@ -135,8 +131,8 @@ func (s *scraped) get(ctx context.Context) ([]byte, error) {
 	return text, err
 }
 
-// listenMetrics makes the listener of --metrics-listen, nil where there is none.
-func listenMetrics(address string) (net.Listener, error) {
+// ListenMetrics makes the listener of --metrics-listen, nil where there is none.
+func ListenMetrics(address string) (net.Listener, error) {
 	if address == "" {
 		return nil, nil
 	}

@@ -1,13 +1,13 @@
-package daemon
+package api
 
 import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/fault"
 )
 
@@ -15,73 +15,20 @@ import (
 // comes beyond that is counted and left out (ours).
 const monitorDepth = 4096
 
-// Clients that follow the faults, of one uid and of all (ours): each costs the
-// engine something at each fault.
-const (
-	monitorsPerUID = 4
-	allMonitors    = 32
-)
-
-// watcher is a client that follows the faults.
-type watcher struct {
-	peer peer
-	node int
-	ch   chan control.Fault
-	lost atomic.Uint64
-}
-
-// watch lists a watcher. What a fault costs without one is one load.
-func (d *Daemon) watch(w *watcher) (stop func()) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.setWatchers(func(list []*watcher) []*watcher { return append(list, w) })
-	return func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.setWatchers(func(list []*watcher) []*watcher {
-			kept := list[:0]
-			for _, o := range list {
-				if o != w {
-					kept = append(kept, o)
-				}
-			}
-			return kept
-		})
-	}
-}
-
-// setWatchers replaces the list: the owner reads it without a lock.
-func (d *Daemon) setWatchers(change func([]*watcher) []*watcher) {
-	var list []*watcher
-	if p := d.watchers.Load(); p != nil {
-		list = append(list, *p...)
-	}
-	if list = change(list); len(list) == 0 {
-		d.watchers.Store(nil)
-		return
-	}
-	d.watchers.Store(&list)
-}
-
-// observe takes a fault whose outcome is final. On the owning goroutine; it
-// never blocks.
-func (d *Daemon) observe(n *node, rec *fault.Record) {
-	n.times.observe(rec)
-	n.records.fault(rec)
-	if s := n.sessions[rec.Slot]; s != nil {
-		s.tellCounts()
-	}
-	list := d.watchers.Load()
+// Observe takes a fault whose outcome is final. On the owning goroutine; it never blocks.
+func (srv *Server) Observe(n *session.Node, rec *fault.Record) {
+	srv.times[n.Index()].observe(rec)
+	list := srv.watchers.list.Load()
 	if list == nil {
 		return
 	}
-	owner, _ := n.owner(rec, d.now())
+	f := session.Fault{Record: *rec, Owner: n.Owner(rec)}
 	for _, w := range *list {
-		if w.node != control.AllNodes && w.node != n.index || !w.peer.shows(&owner) {
+		if w.node != control.AllNodes && w.node != n.Index() || !w.peer.shows(&f.Owner) {
 			continue
 		}
 		select {
-		case w.ch <- d.viewFault(n.index, rec, &owner):
+		case w.ch <- srv.viewFault(n.Index(), &f):
 		default:
 			w.lost.Add(1)
 		}
@@ -90,16 +37,16 @@ func (d *Daemon) observe(n *node, rec *fault.Record) {
 
 // monitor answers with one line a fault until the client leaves or pfd ends. A
 // client that does not read for controlWriteTime is dropped.
-func (d *Daemon) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
-	if !d.monitors.Take(q.peer.uid) {
+func (srv *Server) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
+	if !srv.monitors.Take(q.peer.UID) {
 		reply(rw, nil, &failure{http.StatusServiceUnavailable, control.CodeBusy,
-			fmt.Sprintf("uid %d follows the faults %d times already, or all users do too often: end one of these first", q.peer.uid, monitorsPerUID)})
+			fmt.Sprintf("uid %d follows the faults %d times already, or all users do too often: end one of these first", q.peer.UID, monitorsPerUID)})
 		return
 	}
-	defer d.monitors.Give(q.peer.uid)
+	defer srv.monitors.Give(q.peer.UID)
 	w := &watcher{peer: q.peer, node: q.node, ch: make(chan control.Fault, monitorDepth)}
-	defer d.watch(w)()
-	ctx, cancel := d.stream(r)
+	defer srv.watchers.add(w)()
+	ctx, cancel := srv.stream(r)
 	defer cancel()
 	rc := http.NewResponseController(rw)
 	enc := json.NewEncoder(rw)

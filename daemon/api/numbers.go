@@ -1,9 +1,11 @@
-package daemon
+package api
 
 import (
 	"context"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/proc"
@@ -17,33 +19,21 @@ type numbers struct {
 	processes     []*proc.Process
 }
 
-// account is what each slot has counted for who has it.
-type account struct {
-	fault.Counts
-	gone    tally.Invalidated
-	process *proc.Process
-}
-
-// numbers gives those of the peer, a node each.
-func (d *Daemon) numbers(ctx context.Context, q *query) (list []numbers, _ error) {
-	looks, err := d.looks.accounts.lookAlways(ctx, d, q, func(n *node) (v []account, _ error) {
-		stats := n.faults.Stats()
-		for slot, s := range n.sessions {
-			a := account{}
-			if s != nil {
-				a = account{stats.Slots[slot].Less(&s.joined.base), s.invalidated(), s.process}
-			}
-			v = append(v, a)
+// numbers returns those of the peer, for each node.
+func (srv *Server) numbers(ctx context.Context, q *query) (list []numbers, _ error) {
+	looks, err := srv.looks.accounts.lookAlways(ctx, srv.host, q, func(n *session.Node) (v [device.Slots]*session.Info, _ error) {
+		for slot := range v {
+			v[slot] = n.Attached(slot)
 		}
 		return v, nil
 	})
 	for _, l := range looks {
-		own := numbers{node: l.n.index, domains: l.count(q.peer)}
-		for slot := range l.v {
-			if t := &l.tenants[slot]; t.pdid != 0 && q.peer.sees(t.uid) {
-				own.Add(&l.v[slot].Counts)
-				own.gone = own.gone.Plus(l.v[slot].gone)
-				own.processes = append(own.processes, l.v[slot].process)
+		own := numbers{node: l.n.Index(), domains: l.count(q.peer)}
+		for slot, i := range l.v {
+			if i != nil && q.peer.sees(l.tenants[slot].UID) {
+				own.Add(&i.Faults)
+				own.gone = own.gone.Plus(i.Gone)
+				own.processes = append(own.processes, i.Process)
 			}
 		}
 		list = append(list, own)
@@ -65,9 +55,9 @@ func (o *numbers) counters() []control.Counter {
 }
 
 // count counts the slots that a peer has there.
-func (s *seen[T]) count(p peer) (n int) {
+func (s *seen[T]) count(p Peer) (n int) {
 	for _, t := range s.tenants {
-		if t.pdid != 0 && p.sees(t.uid) {
+		if t.PDID != 0 && p.sees(t.UID) {
 			n++
 		}
 	}

@@ -1,4 +1,4 @@
-package daemon
+package api
 
 import (
 	"errors"
@@ -14,6 +14,17 @@ import (
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
 	places "github.com/exanet/pfd/internal/sockets"
+)
+
+// Bounds of the control interface (ours).
+const (
+	controlConnsPerUID = 32
+	controlConns       = 256 // of all uids
+	controlHeaderBytes = 16 << 10
+	controlReadTime    = 5 * time.Second
+	controlWriteTime   = 30 * time.Second
+	controlAnswerTime  = 25 * time.Second
+	controlIdleTime    = time.Minute
 )
 
 // peerListener gives connections that know their peer, and refuses those of a
@@ -40,13 +51,15 @@ func (l *peerListener) Close() error {
 	return l.UnixListener.Close()
 }
 
+type connKey struct{}
+
 // peerConn is a connection of a known peer. Before Linux 6.16 a peer may have
 // each read, and the close, last for as long as it likes (a descriptor of its own
 // that comes with the data and closes slowly): nobody waits for them, and the
 // connection counts until they are over.
 type peerConn struct {
 	*net.UnixConn
-	peer  peer
+	peer  Peer
 	close sync.Once
 	reads sync.RWMutex // held for reading by each read
 	limit *quota.Quota
@@ -67,7 +80,7 @@ func (c *peerConn) Close() error {
 		_ = c.CloseRead()
 		_ = c.CloseWrite()
 		go func() {
-			defer c.limit.Give(c.peer.uid)
+			defer c.limit.Give(c.peer.UID)
 			_ = c.UnixConn.Close() // nobody is there to be told
 			c.reads.Lock()
 			//lint:ignore SA2001 the reads are over
@@ -106,7 +119,7 @@ func (l *peerListener) Accept() (net.Conn, error) {
 		}
 		pause = 0
 		p, err := peerOf(c)
-		if err != nil || !l.limit.Take(p.uid) {
+		if err != nil || !l.limit.Take(p.UID) {
 			l.dropped.Add(1)
 			l.refuse(c)
 			continue

@@ -1,40 +1,12 @@
-package daemon
+package api
 
 import (
 	"fmt"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 )
-
-// reader reads registers of one node and keeps the first error, so that a
-// sequence of reads is checked once. Used on the owning goroutine.
-type reader struct {
-	bus device.Bus
-	err error
-}
-
-func (r *reader) read32(w device.WindowID, offset uint32) uint32 {
-	if r.err != nil {
-		return 0
-	}
-	v, err := r.bus.Window(w).Read32(offset)
-	if err != nil {
-		r.err = fmt.Errorf("register %s+%#x: %w", w, offset, err)
-	}
-	return v
-}
-
-func (r *reader) read64(w device.WindowID, offset uint32) uint64 {
-	if r.err != nil {
-		return 0
-	}
-	v, err := r.bus.Window(w).Read64(offset)
-	if err != nil {
-		r.err = fmt.Errorf("register %s+%#x: %w", w, offset, err)
-	}
-	return v
-}
 
 // capNames are the bits of CAPS that have names (spec/hardware.md 3).
 var capNames = [...]struct {
@@ -50,31 +22,31 @@ var capNames = [...]struct {
 
 // readNode describes a node by its control page.
 func readNode(bus device.Bus, index int) (control.Node, error) {
-	r := &reader{bus: bus}
-	version := r.read32(device.PL, device.PLVersion)
-	caps := r.read64(device.PL, device.PLCaps)
+	r := device.Reader{Bus: bus}
+	version := r.Read32(device.PL, device.PLVersion)
+	caps := r.Read64(device.PL, device.PLCaps)
 	n := control.Node{
 		Index:       index,
-		ID:          r.read32(device.PL, device.PLNodeID) & device.NodeIDMask,
+		ID:          r.Read32(device.PL, device.PLNodeID) & device.NodeIDMask,
 		Version:     fmt.Sprintf("%d.%d", version>>16, version&0xffff),
 		Caps:        control.Hex(caps),
 		CapNames:    []string{},
 		VABits:      int(caps & device.CapsVABitsMask),
 		Banks:       int(caps >> device.CapsBanksShift & device.CapsBanksMask),
 		FIFODepth:   int(caps >> device.CapsDepthShift & device.CapsDepthMask),
-		Enabled:     r.read32(device.PL, device.PLCtrl)&device.CtrlEnable != 0,
-		TimeoutUS:   r.read32(device.PL, device.PLTimeoutUS),
-		GuardUS:     r.read32(device.PL, device.PLGuardUS),
-		Outstanding: r.read32(device.PL, device.PLOutstanding),
-		IRQStatus:   control.Hex(r.read32(device.PL, device.PLIRQStatus)),
-		IRQMask:     control.Hex(r.read32(device.PL, device.PLIRQMask)),
+		Enabled:     r.Read32(device.PL, device.PLCtrl)&device.CtrlEnable != 0,
+		TimeoutUS:   r.Read32(device.PL, device.PLTimeoutUS),
+		GuardUS:     r.Read32(device.PL, device.PLGuardUS),
+		Outstanding: r.Read32(device.PL, device.PLOutstanding),
+		IRQStatus:   control.Hex(r.Read32(device.PL, device.PLIRQStatus)),
+		IRQMask:     control.Hex(r.Read32(device.PL, device.PLIRQMask)),
 	}
 	for _, c := range capNames {
 		if caps&c.bit != 0 {
 			n.CapNames = append(n.CapNames, c.name)
 		}
 	}
-	return n, r.err
+	return n, r.Err
 }
 
 // fsrFlags are the bits of FSR (Arm IHI 0062, SMMU_CBn_FSR).
@@ -108,29 +80,29 @@ func streamType(s2cr uint32) string {
 // readBank describes context bank i and stream i, which the driver ties
 // together (spec/hardware.md 5).
 func readBank(bus device.Bus, node, i int) (control.SMMUBank, error) {
-	r := &reader{bus: bus}
+	r := device.Reader{Bus: bus}
 	bank := func(reg uint32) uint32 { return device.Bank(i, reg) }
-	sctlr := r.read32(device.SMMU, bank(device.SCTLR))
-	fsr := r.read32(device.SMMU, bank(device.FSR))
-	fsynr0 := r.read32(device.SMMU, bank(device.FSYNR0))
-	smr := r.read32(device.SMMU, device.SMR+4*uint32(i))
+	sctlr := r.Read32(device.SMMU, bank(device.SCTLR))
+	fsr := r.Read32(device.SMMU, bank(device.FSR))
+	fsynr0 := r.Read32(device.SMMU, bank(device.FSYNR0))
+	smr := r.Read32(device.SMMU, device.SMR+4*uint32(i))
 	b := control.SMMUBank{
 		Node: node, Bank: i,
 		Enabled:    sctlr&device.SCTLRM != 0,
-		Stream:     streamType(r.read32(device.SMMU, device.S2CR+4*uint32(i))),
+		Stream:     streamType(r.Read32(device.SMMU, device.S2CR+4*uint32(i))),
 		StreamOn:   smr&device.SMRValid != 0,
 		SCTLR:      control.Hex(sctlr),
 		FSR:        control.Hex(fsr),
 		FSRFlags:   []string{},
-		FAR:        control.Hex(r.read64(device.SMMU, bank(device.FAR))),
+		FAR:        control.Hex(r.Read64(device.SMMU, bank(device.FAR))),
 		FSYNR0:     control.Hex(fsynr0),
-		FSYNR1:     control.Hex(r.read32(device.SMMU, bank(device.FSYNR1))),
-		TTBR0:      control.Hex(r.read64(device.SMMU, bank(device.TTBR0))),
-		TCR:        control.Hex(r.read32(device.SMMU, bank(device.TCR))),
-		TLBSTATUS:  control.Hex(r.read32(device.SMMU, bank(device.TLBSTATUS))),
+		FSYNR1:     control.Hex(r.Read32(device.SMMU, bank(device.FSYNR1))),
+		TTBR0:      control.Hex(r.Read64(device.SMMU, bank(device.TTBR0))),
+		TCR:        control.Hex(r.Read32(device.SMMU, bank(device.TCR))),
+		TLBSTATUS:  control.Hex(r.Read32(device.SMMU, bank(device.TLBSTATUS))),
 		FaultWrite: fsynr0&device.FSYNR0WNR != 0,
 	}
-	if cfg := r.read64(device.PL, device.PLPDCfg+8*uint32(i)); cfg&device.CfgEnable != 0 {
+	if cfg := r.Read64(device.PL, device.PLPDCfg+8*uint32(i)); cfg&device.CfgEnable != 0 {
 		b.PDID = uint16(cfg & device.PDIDMask)
 	}
 	for _, f := range fsrFlags {
@@ -138,31 +110,31 @@ func readBank(bus device.Bus, node, i int) (control.SMMUBank, error) {
 			b.FSRFlags = append(b.FSRFlags, f.name)
 		}
 	}
-	return b, r.err
+	return b, r.Err
 }
 
 // readCounters reads the hardware's counters, one access each: the value is
 // consistent (spec/hardware.md 2).
 func readCounters(bus device.Bus) (values [device.Counters]uint64, err error) {
-	r := &reader{bus: bus}
+	r := device.Reader{Bus: bus}
 	for c := range device.Counters {
-		values[c] = r.read64(device.PL, c.Offset())
+		values[c] = r.Read64(device.PL, c.Offset())
 	}
-	return values, r.err
+	return values, r.Err
 }
 
 // readRegister reads one row of the register map, an array whole. A register
 // whose reading changes something is listed and not read. On the owning
 // goroutine.
-func readRegister(n *node, reg *device.Register) ([]control.Register, error) {
-	if n.caps.Load()&reg.Cap != reg.Cap && reg.Read&^reg.CapMask == 0 {
+func readRegister(n *session.Node, reg *device.Register) ([]control.Register, error) {
+	if n.Caps()&reg.Cap != reg.Cap && reg.Read&^reg.CapMask == 0 {
 		return nil, nil // not there on this device
 	}
-	r := &reader{bus: n.bus}
+	r := device.Reader{Bus: n.Bus()}
 	list := make([]control.Register, 0, reg.Count)
 	for i := range reg.Count {
 		v := control.Register{
-			Node: n.index, Window: reg.Window.String(), Name: reg.Name,
+			Node: n.Index(), Window: reg.Window.String(), Name: reg.Name,
 			Offset: control.Hex(reg.At(i)), Width: reg.Width, Source: reg.Source,
 			Skipped: readActs(reg),
 		}
@@ -172,13 +144,13 @@ func readRegister(n *node, reg *device.Register) ([]control.Register, error) {
 		switch {
 		case v.Skipped:
 		case reg.Width == 8:
-			v.Value = new(control.Hex(r.read64(reg.Window, reg.At(i))))
+			v.Value = new(control.Hex(r.Read64(reg.Window, reg.At(i))))
 		default:
-			v.Value = new(control.Hex(r.read32(reg.Window, reg.At(i))))
+			v.Value = new(control.Hex(r.Read32(reg.Window, reg.At(i))))
 		}
 		list = append(list, v)
 	}
-	return list, r.err
+	return list, r.Err
 }
 
 // readActs tells whether reading a register changes something: the heads of the

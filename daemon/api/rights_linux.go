@@ -1,7 +1,8 @@
-package daemon
+package api
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,11 +18,18 @@ import (
 	"github.com/exanet/pfd/internal/uids"
 )
 
-// peer is who a connection comes from, as the kernel says.
-type peer struct {
-	pid int
-	uid uint32
-	all bool // it sees and changes everything
+// Peer is the process that a connection comes from, as the kernel says.
+type Peer struct {
+	PID int
+	UID uint32
+	All bool // it sees and changes everything
+}
+
+type peerKey struct{}
+
+// WithPeer returns a context for the requests of a peer.
+func WithPeer(ctx context.Context, p Peer) context.Context {
+	return context.WithValue(ctx, peerKey{}, p)
 }
 
 // noUID is no user's (uid_t -1: credentials(7), setuid(2)).
@@ -29,25 +37,25 @@ const noUID = ^uint32(0)
 
 // sees tells whether the peer may see and change what belongs to uid. It is the
 // one place that decides it.
-func (p peer) sees(uid uint32) bool { return p.all || p.uid == uid }
+func (p Peer) sees(uid uint32) bool { return p.All || p.UID == uid }
 
 // peerOf asks the kernel who is at the other end, and what it may do here: all, if
 // it has CAP_SYS_PTRACE in pfd's own user namespace, by which it reaches the
 // memory of all these processes anyway, or is the user that pfd runs as, if that is
 // not root. Root without the capability (a container's) is a user as any.
-func peerOf(c syscall.Conn) (peer, error) {
-	var p peer
+func peerOf(c syscall.Conn) (Peer, error) {
+	var p Peer
 	err := places.Control(c, func(fd int) error {
 		cred, err := places.Peer(fd)
 		if err != nil {
 			return err
 		}
-		p = peer{pid: int(cred.Pid), uid: cred.Uid}
-		if uids.Ambiguous(p.uid) {
-			p.uid = noUID // it may be anybody's: nothing is its own
+		p = Peer{PID: int(cred.Pid), UID: cred.Uid}
+		if uids.Ambiguous(p.UID) {
+			p.UID = noUID // it may be anybody's: nothing is its own
 		}
-		if p.uid != 0 && uids.Own(p.uid) {
-			p.all = true
+		if p.UID != 0 && uids.Own(p.UID) {
+			p.All = true
 			return nil
 		}
 		pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
@@ -55,11 +63,11 @@ func peerOf(c syscall.Conn) (peer, error) {
 			return nil // it has gone, or this is a kernel before 6.5: no more than a user
 		}
 		defer unix.Close(pidfd)
-		p.all = capable(p, pidfd)
+		p.All = capable(p, pidfd)
 		return nil
 	})
 	if err != nil {
-		return peer{}, fmt.Errorf("peer of a connection: %w", err)
+		return Peer{}, fmt.Errorf("peer of a connection: %w", err)
 	}
 	return p, nil
 }
@@ -68,8 +76,8 @@ func peerOf(c syscall.Conn) (peer, error) {
 // user namespace. One that has executed a set-uid program, or one with
 // capabilities, since it connected has them, and its user has not: all its uids
 // are those of the connection, and it is dumpable (proc(5): its files are its own).
-func capable(p peer, pidfd int) bool {
-	dir, err := os.OpenRoot("/proc/" + strconv.Itoa(p.pid))
+func capable(p Peer, pidfd int) bool {
+	dir, err := os.OpenRoot("/proc/" + strconv.Itoa(p.PID))
 	if err != nil {
 		return false
 	}
@@ -87,7 +95,7 @@ func capable(p peer, pidfd int) bool {
 		return false
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && st.Uid == p.uid && hasPtrace(status, p.uid) && ownNamespace(dir)
+	return ok && st.Uid == p.UID && hasPtrace(status, p.UID) && ownNamespace(dir)
 }
 
 // hasPtrace reads a process's status (proc(5)).

@@ -1,16 +1,40 @@
-package daemon
+package api
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	places "github.com/exanet/pfd/internal/sockets"
 )
+
+// patience bounds every wait of these tests.
+const patience = 2 * time.Minute
+
+const childEnv = "PFD_API_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) == "connect" {
+		c, err := net.Dial("unix", os.Getenv("PFD_TEST_SOCKET"))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		defer c.Close()
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
 
 // statusOf gives what of a status file is looked at.
 func statusOf(uids string, caps uint64) string {
@@ -71,11 +95,12 @@ func TestPeerRights(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l, err := new(sockets).bind("unix", path, 0o666)
+	l, file, err := places.Listen("unix", path, 0o666)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	defer func() { _ = file.Remove() }()
 	for _, tt := range []struct {
 		name string
 		args []string
@@ -120,9 +145,38 @@ func TestPeerRights(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if p.uid != tt.uid || p.all != tt.all {
+			if p.UID != tt.uid || p.All != tt.all {
 				t.Errorf("%+v, want uid %d and all %v; it says %q", p, tt.uid, tt.all, said.String())
 			}
 		})
+	}
+}
+
+// In a user namespace that does not map all users 65534 is many, and so no client's own.
+func TestStrangersNumber(t *testing.T) {
+	if os.Getenv("API_TEST_STRANGERS") == "" {
+		c := exec.CommandContext(t.Context(), "unshare", "-U", os.Args[0], "-test.run=^TestStrangersNumber$", "-test.v")
+		c.Env = append(os.Environ(), "API_TEST_STRANGERS=1")
+		out, err := c.CombinedOutput()
+		if strings.Contains(string(out), "unshare failed") {
+			t.Skipf("no user namespace can be made here: %s", out)
+		}
+		if err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + t.Name() + strconv.Itoa(os.Getpid()), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if p, err := peerOf(c); err != nil || p.All || p.sees(65534) {
+		t.Errorf("a client of a user that is not mapped: %+v, %v", p, err)
 	}
 }

@@ -1,4 +1,4 @@
-package daemon
+package api
 
 import (
 	"github.com/exanet/pfd/fault"
@@ -60,7 +60,7 @@ func (t *stageTimes) observe(rec *fault.Record) {
 
 // stagesOf gives how long each stage of a fault took; -1: it was not reached.
 func stagesOf(rec *fault.Record) (took [stages]int64) {
-	start, last := began(rec), max(rec.Drained, rec.Resident)
+	start, last := rec.Began(), max(rec.Drained, rec.Resident)
 	for st, b := range [stages]struct{ from, to int64 }{
 		stageDrain:  {start, rec.Drained},
 		stageQueue:  {rec.Drained, rec.Started},

@@ -1,18 +1,20 @@
-package daemon
+package api
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
 )
 
-// outcomes are the statuses of transfers as label values (spec/messages.md 1,
+// Outcomes are the statuses of transfers as label values (spec/messages.md 1,
 // reserved_1): a word each for the rows of docs/troubleshooting.md.
-var outcomes = [device.Statuses]string{
+var Outcomes = [device.Statuses]string{
 	device.StatusNone:       "completed",
 	device.StatusSlaveError: "slave_error",
 	device.StatusDecode:     "bad_address",
@@ -42,7 +44,7 @@ func (s *scrape) transfers(node string, ended *tally.Node) {
 				if t.Time.Count == 0 && (dir != int(tally.Write) || status != device.StatusNone) {
 					continue
 				}
-				labels := []string{node, directions[dir], device.Class(class).String(), outcomes[status]}
+				labels := []string{node, directions[dir], device.Class(class).String(), Outcomes[status]}
 				named := []string{"node", labels[0], "direction", labels[1], "class", labels[2], "outcome", labels[3]}
 				s.counter("transfers_total", which, t.Time.Count, named...)
 				s.counter("transfer_bytes_total", "sizes of "+which, t.Bytes, named...)
@@ -70,42 +72,23 @@ func (s *scrape) nodeCounter(node string, c *control.Counter) {
 	s.counter(c.Name, c.Help, c.Value, "node", node)
 }
 
-// counterHelp says what the hardware's counters count (spec/hardware.md 3, COUNTER;
-// the names are the specification's, what they count is ours).
-var counterHelp = [device.Counters]string{
-	device.TXPackets:      "packets sent: of data, acknowledgements and messages",
-	device.RXPackets:      "packets received: of data, acknowledgements and messages",
-	device.TXBlocks:       "blocks sent for the first time (up to 16 KiB each); retransmits has the others",
-	device.RXBlocks:       "blocks whose data has been written to memory",
-	device.Acks:           "blocks sent that their target has acknowledged",
-	device.Nacks0:         "not used: a code 0 is an acknowledgement",
-	device.Nacks1:         "blocks refused with code 1: a page of the destination was absent; they are sent again once pfd asks",
-	device.Nacks2:         "blocks refused with code 2: an address is not mapped or not permitted; their transfers fail",
-	device.Nacks3:         "blocks refused with code 3: the target had no receive context free; they are sent again later",
-	device.Nacks4:         "blocks refused with code 4: packets arrived corrupted; they are sent again later",
-	device.Nacks5:         "blocks refused with code 5: the target does not admit this domain; their transfers fail",
-	device.Nacks6:         "blocks refused with code 6, which is reserved; their transfers fail",
-	device.Nacks7:         "blocks refused with code 7: the target's buffer was full; they are sent again later",
-	device.Timeouts:       "blocks neither acknowledged nor refused within timeout-us, and sent again: lost packets, or a target that is slow",
-	device.Retransmits:    "blocks sent again, for whatever reason",
-	device.RAPFRx:         "requests received to send a block again (RAPF)",
-	device.RAPFStale:      "of these, for a block that was over or had been sent again already: harmless",
-	device.RAPFDenied:     "of these, refused: their sender has no part in the block",
-	device.FIFOPush:       "page faults entered into the fault FIFOs",
-	device.FIFODedup:      "page faults that the newest entry of their FIFO already told",
-	device.FIFOOverflows:  "page faults lost because their FIFO was full: the guard time-out sends the block again",
-	device.TLBL1Hit:       "translations found in the first-level TLB",
-	device.TLBL2Hit:       "translations found in the second-level TLB",
-	device.Walks:          "translations found in no TLB: page tables were walked",
-	device.FaultTF:        "translation faults: the page was absent",
-	device.FaultPF:        "permission faults: the page may not be written",
-	device.BadAccess:      "accesses to registers that are not there, or of a wrong width",
-	device.MsgDropped:     "messages dropped: malformed, or nobody waits for them",
-	device.AckStale:       "acknowledgements of blocks that were over or had been sent again: harmless",
-	device.PktStale:       "packets dropped: of a block that was over, or that no transfer announced",
-	device.CRCHeader:      "packets dropped for the checksum of their header",
-	device.CRCPayload:     "packets whose data failed its checksum; their blocks are refused with code 4",
-	device.MboxRefused:    "messages refused: the sender may not write to that mailbox, or it is full or off",
-	device.DoorbellDenied: "transfers refused at their doorbell: a bad descriptor, a domain that is off, or a read that the target does not admit",
-	device.Guards:         "paused blocks sent again by the guard time-out: a page-in took longer than guard-us, or its request was lost",
+// shadow adds what a node's device has of the processes' memory.
+func (s *scrape) shadow(m session.Sharing, index int) {
+	t, ok := m.Shadow(index)
+	if !ok {
+		return
+	}
+	node := strconv.Itoa(index)
+	s.gauge("window_bytes", "bytes of memory that the device may have mapped at one time", float64(t.Window), "node", node)
+	s.gauge("window_mapped_bytes", "bytes of memory that the device has mapped", float64(t.Mapped), "node", node)
+	s.gauge("window_tables_bytes", "bytes of pfd's tables and queues that the device has mapped", float64(t.Tables), "node", node)
+	s.gauge("window_pinned_bytes", "bytes of memory that mapping has pinned", float64(t.Pinned), "node", node)
+	s.gauge("window_shared_bytes", "bytes of memory that processes share", float64(t.Shared), "node", node)
+	s.counter("window_maps_total", "runs of pages mapped for the device", t.Maps, "node", node)
+	s.counter("window_evictions_total", "places of at most 16 pages unmapped to make room, or because nobody used them", t.Evictions, "node", node)
+	s.counter("window_mismatches_total", "pages that the device has in its tables and was refused", t.Mismatches, "node", node)
+	if sent, awaited, ok := m.Messages(index); ok {
+		s.counter("device_messages_total", "messages sent to the device since it came", sent, "node", node)
+		s.counter("device_messages_awaited_total", "messages to the device whose answer was awaited", awaited, "node", node)
+	}
 }

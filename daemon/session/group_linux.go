@@ -1,4 +1,4 @@
-package daemon
+package session
 
 import (
 	"crypto/subtle"
@@ -7,17 +7,8 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
 )
-
-// member is what a process shows to the others of its group.
-type member struct {
-	name    string
-	key     [attach.KeySize]byte
-	proof   [attach.ProofSize]byte // lies at proofVA in its memory
-	proofVA device.VA
-}
 
 // proveGroup refuses a process that may not be in its group. Processes of a group
 // write to each other's memory, and a user's processes do not all have the same
@@ -36,7 +27,7 @@ func (s *session) proveGroup() error {
 }
 
 // others lists the sessions that are in a session's group.
-func (d *Daemon) others(s *session) (list []*session) {
+func (d *Host) others(s *session) (list []*session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for o := range d.live {

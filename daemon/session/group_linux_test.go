@@ -1,4 +1,4 @@
-package daemon
+package session
 
 import (
 	"testing"
@@ -42,33 +42,5 @@ func TestDyingMemberOfAGroup(t *testing.T) {
 		if err := k.Close(); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// Who is refused himself is no reason to refuse another one that joins the group.
-func TestRefusedMemberOfAGroup(t *testing.T) {
-	r := start(t)
-	r.fake.do(func() { r.fake.refuse = errFake })
-	owned, free := make(chan struct{}), make(chan struct{})
-	r.fake.post(func() { close(owned); <-free }) // so that it is listed for a while
-	<-owned
-	attached := make(chan error, 1)
-	go func() {
-		_, err := dialAndGreet(r.ctx(), r.attachSocket(), hello())
-		attached <- err
-	}()
-	var s *session
-	for deadline := time.Now().Add(patience); s == nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		r.mu.Lock()
-		for s = range r.live {
-		}
-		r.mu.Unlock()
-	}
-	close(free)
-	if err := <-attached; err == nil || s == nil {
-		t.Fatalf("attached: %v, listed: %v", err, s != nil)
-	}
-	if !s.leaves() {
-		t.Error("it is still a member")
 	}
 }

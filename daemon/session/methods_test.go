@@ -1,4 +1,4 @@
-package daemon
+package session
 
 import (
 	"errors"
@@ -45,7 +45,7 @@ func TestRegisteredDescriptorsStayTheCallers(t *testing.T) {
 	if err := uffd.Register(fd, device.VA(reflect.ValueOf(b).Pointer()), size); err != nil {
 		t.Fatal(err)
 	}
-	s := &session{d: &Daemon{regions: quota.New(1, 1, nil)}, uid: 1, regions: gup.NewRegions(p)}
+	s := &session{d: &Host{regions: quota.New(1, 1, nil)}, uid: 1, regions: gup.NewRegions(p)}
 	defer s.regions.Close()
 	m := attach.Range{Type: attach.TypeRegister, VA: device.VA(reflect.ValueOf(b).Pointer()), Size: size}
 	null, err := os.Open(os.DevNull)
@@ -92,8 +92,8 @@ func (m *sharingOf) Unshare(_, _ int, u attach.Unshare) error { return nil }
 // What one user shares leaves the others theirs, and is counted no more with its end.
 func TestSharesOfAUser(t *testing.T) {
 	m := &sharingOf{}
-	d := &Daemon{shares: quota.New(2, 5, nil)}
-	of := func(uid uint32) sharing { return sharing{m, &session{d: d, n: &node{}, uid: uid}} }
+	d := &Host{shares: quota.New(2, 5, nil)}
+	of := func(uid uint32) sharing { return sharing{m, &session{d: d, n: &Node{}, uid: uid}} }
 	full := func(h sharing) bool { return h.Share(attach.Share{Size: 1}, -1, -1) != nil }
 	a, b, c := of(7), of(7), of(8)
 	if a.Share(attach.Share{}, -1, -1) == nil || d.shares.Total() != 0 {
@@ -118,7 +118,7 @@ func TestMappedOnceMoreByEveryMethod(t *testing.T) {
 	const base = device.VA(0x7f0000000000)
 	for _, method := range []pagein.Method{pagein.GUP, pagein.Touch, pagein.Populate, pagein.UFFD} {
 		m := &sharingOf{}
-		s := &session{d: &Daemon{features: Features{Sharing: m}}, n: &node{}, method: method}
+		s := &session{d: &Host{features: Features{Sharing: m}}, n: &Node{}, method: method}
 		p, ok := s.pagerFor(3).(fault.Remapper)
 		if !ok {
 			t.Errorf("%v: its pager maps nothing once more", method)

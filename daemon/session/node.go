@@ -1,79 +1,38 @@
-package daemon
+package session
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
-	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
-	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/netlink"
 )
 
-// node is one node's driver: its domain manager, its fault driver and its
-// interrupt handler. All of it belongs to the owning goroutine, but for what
-// is set once before the node is in use (index, bus), and atomic values.
-type node struct {
-	index int
-	bus   device.Bus
-	known atomic.Uint32 // its device's id, see id
-	caps  atomic.Uint64
-	log   *slog.Logger
-
-	domains  *domain.Manager
-	faults   *fault.Driver
-	sessions [device.Slots]*session
-	former   [device.Slots][]tenancy // attachments that have ended, the oldest first
-
-	asking sync.Mutex      // of sender, but for its counters
-	sender *netlink.Sender // of fault messages to delegates
-	strays uint64          // messages of others to its socket
-
-	accesses      func() emu.Accesses                    // of the machine, nil where it counts none
-	invalidations func() [device.Slots]tally.Invalidated // the same
-	invalidated   tally.Invalidated                      // of sessions that have ended, by their regions
-	mailbox       uint64                                 // messages drained from mailboxes 3..15
-	broken        error                                  // first error of a register access in an interrupt
-
-	attached, ended uint64
-
-	fromPeer func(mailbox.Source, []uint64) // takes messages of other pfds
-	options  []domain.Option                // how its domains are made
-	unmask   uint32                         // vectors to unmask besides the domain manager's
-
-	started atomic.Bool // it has been initialized once
-	down    atomic.Bool // its device is gone and waited for
-
-	times   stageTimes // of the faults
-	records *records   // of the same, for who looks from outside
-}
-
-// id gives the node id of its device, of the last one where that is gone.
-func (n *node) id() device.NodeID { return device.NodeID(n.known.Load()) }
-
 // start initializes the node. On the owning goroutine.
-func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, observe func(*node, *fault.Record)) error {
-	r := &reader{bus: n.bus}
-	id := device.NodeID(r.read32(device.PL, device.PLNodeID) & device.NodeIDMask)
-	caps := r.read64(device.PL, device.PLCaps)
-	if r.err != nil {
-		return r.err
+func (n *Node) start() error {
+	cfg := n.d.cfg.Settings()
+	r := device.Reader{Bus: n.bus}
+	id := device.NodeID(r.Read32(device.PL, device.PLNodeID) & device.NodeIDMask)
+	caps := r.Read64(device.PL, device.PLCaps)
+	if r.Err != nil {
+		return r.Err
 	}
 	n.known.Store(uint32(id))
 	n.caps.Store(caps)
 	n.records.begin()
-	options := n.options
-	if cfg.FaultMode == FaultStall {
-		options = append(slices.Clip(options), domain.Stall())
+	var options []domain.Option
+	unmask := uint32(1) << device.VectorMailbox
+	if m := n.d.features.Sharing; m != nil {
+		options = append(options, domain.WithTables(func(slot int) uint64 { return m.Tables(n.index, slot) }))
+		unmask |= 1 << device.VectorDone // the machine carries completions to the processes
+	}
+	if cfg.Stall {
+		options = append(options, domain.Stall())
 	}
 	var err error
-	if n.domains, err = domain.NewManager(n.bus, id, dir, options...); err != nil {
+	if n.domains, err = domain.NewManager(n.bus, id, n.d.cfg.Groups, options...); err != nil {
 		return err
 	}
 	if err := n.domains.Init(); err != nil {
@@ -81,9 +40,9 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 	}
 	// Init leaves vectors 2 and 3 masked. 2 is served here; 3 stays masked where
 	// processes see their descriptors change and nobody in pfd waits for it.
-	mask := r.read32(device.PL, device.PLIRQMask)
-	if r.err != nil {
-		return r.err
+	mask := r.Read32(device.PL, device.PLIRQMask)
+	if r.Err != nil {
+		return r.Err
 	}
 	for _, reg := range []struct {
 		offset, value uint32
@@ -91,19 +50,28 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 		{device.PLTimeoutUS, cfg.TimeoutUS},
 		{device.PLGuardUS, cfg.GuardUS},
 		{device.PLOutstanding, cfg.Outstanding},
-		{device.PLIRQMask, mask &^ n.unmask},
+		{device.PLIRQMask, mask &^ unmask},
 	} {
 		if err := n.bus.Window(device.PL).Write32(reg.offset, reg.value); err != nil {
 			return fmt.Errorf("register pl+%#x: %w", reg.offset, err)
 		}
 	}
 	n.faults = fault.New(fault.Config{
-		Bus: n.bus, Node: id, Now: now, Log: n.log,
-		TimeoutSource: cfg.SourceFaults == SourceTimeout,
-		Observe:       func(rec *fault.Record) { observe(n, rec) },
+		Bus: n.bus, Node: id, Now: n.d.cfg.Now, Log: n.log,
+		TimeoutSource: cfg.SourceTimeout,
+		Observe:       n.observe,
 		ObservePageIn: n.records.pageIn,
 	})
 	return nil
+}
+
+// observe takes a fault whose outcome is final. On the owning goroutine; it never blocks.
+func (n *Node) observe(rec *fault.Record) {
+	n.records.fault(rec)
+	if s := n.sessions[rec.Slot]; s != nil {
+		s.tellCounts()
+	}
+	n.d.cfg.Observe(n, rec)
 }
 
 // maxDrain bounds the messages taken from one mailbox by one interrupt: its
@@ -111,7 +79,7 @@ func (n *node) start(cfg *Config, dir *domain.Directory, now func() int64, obser
 const maxDrain = device.MailboxDepth
 
 // Interrupt implements device.Handler.
-func (n *node) Interrupt(vector int) {
+func (n *Node) Interrupt(vector int) {
 	switch vector {
 	case device.VectorFault, device.VectorFIFO:
 		if n.faults != nil {
@@ -126,9 +94,17 @@ func (n *node) Interrupt(vector int) {
 	}
 }
 
+// pid returns the pid of a slot's process, 0 if there is none.
+func (n *Node) pid(slot int) uint32 {
+	if slot < len(n.sessions) && n.sessions[slot] != nil {
+		return uint32(n.sessions[slot].conn.Peer().PID)
+	}
+	return 0
+}
+
 // drain takes what stands in pfd's mailboxes: 3 is other pfds'; the rest is only
 // counted, so that a full one never blocks its senders.
-func (n *node) drain() {
+func (n *Node) drain() {
 	var words [device.PktzMaxWords]uint64
 	for i := device.MailboxDriver; i < device.MailboxProcess; i++ {
 		box := mailbox.NewBox(n.bus.Window(device.MBOX), i)
@@ -146,8 +122,8 @@ func (n *node) drain() {
 				return
 			}
 			n.mailbox++
-			if i == mailboxPeers && n.fromPeer != nil {
-				n.fromPeer(src, slices.Clone(words[:src.Words]))
+			if i == device.MailboxDriver && n.domains != nil {
+				n.d.cfg.FromPeer(n, src, slices.Clone(words[:src.Words]))
 			}
 		}
 	}
@@ -155,12 +131,12 @@ func (n *node) drain() {
 
 // clear clears the latched cause of a vector; where it still holds the device
 // sets it again at once (spec/hardware.md 3, IRQ_STATUS).
-func (n *node) clear(vector int) {
+func (n *Node) clear(vector int) {
 	n.fail(n.bus.Window(device.PL).Write32(device.PLIRQStatus, 1<<vector))
 }
 
 // fail keeps the first error of an interrupt and logs it once.
-func (n *node) fail(err error) {
+func (n *Node) fail(err error) {
 	if err != nil && n.broken == nil {
 		n.broken = err
 		n.log.Error("interrupt: the device does not answer", "err", err)

@@ -1,4 +1,4 @@
-package daemon
+package session
 
 import (
 	"errors"
@@ -6,6 +6,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -83,7 +85,7 @@ func (s *session) startHelper() error {
 		return fmt.Errorf("asking for a memory helper: %w", err)
 	}
 	wake := func() { s.n.bus.Post(func() {}) } // the engine looks at its ports then
-	if err := port.Ready(time.Now().Add(helperTime(s.d.tune.Load().HandshakeTime)), wake); err != nil {
+	if err := port.Ready(time.Now().Add(helperTime(s.d.cfg.Settings().HandshakeTime)), wake); err != nil {
 		return refusal(attach.CodePermission, "no memory helper: %v (pfd itself may not touch this process's memory)", err)
 	}
 	return nil
@@ -153,4 +155,17 @@ func capabilities(pid, set string) (uint64, error) {
 		return 0, fmt.Errorf("reading capabilities: %w", err)
 	}
 	return procstatus.Mask(b, set)
+}
+
+// exitFile makes a duplicate of a pidfd that the runtime can wait on.
+func exitFile(pidfd int) (*os.File, error) {
+	fd, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("fcntl O_NONBLOCK", err)
+	}
+	return os.NewFile(uintptr(fd), "pidfd"), nil
 }

@@ -1,50 +1,35 @@
-package daemon
+package session
 
 import (
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/trace"
 )
 
 // records is where a node's fault records go. On the owning goroutine.
 type records struct {
-	log   *trace.Log
-	post  func(func()) // shows what waits when the owner has nothing else to do; nil: the machine does
-	base  int64        // CLOCK_MONOTONIC at the daemon's time 0
-	n     *node
-	due   bool               // a show is posted
-	serve func(node int) int // Features.Server
-}
-
-func newRecords(f *Features, n *node, base int64) *records {
-	r := &records{base: base, n: n, log: new(trace.Log), post: n.bus.Post}
-	if f.Log != nil {
-		r.log, r.post = f.Log, nil
-	}
-	r.serve = f.Server
-	return r
+	log     *trace.Log
+	post    func(func()) // shows what waits when the owner has nothing else to do; nil: the machine does
+	base    int64        // CLOCK_MONOTONIC at time 0 of Config.Now
+	due     bool         // a show is posted
+	id      func() device.NodeID
+	process func(slot int) uint32 // the pid of a slot's process, 0 if there is none
+	server  func() int            // the pid of the process that serves the node; nil: this one does
 }
 
 // begin takes that the node's device is there, perhaps another one than before.
 func (r *records) begin() {
-	if r.serve == nil {
+	if r.server == nil {
 		return
 	}
 	r.log.Fabric = 0
-	if pid := r.serve(r.n.index); pid != 0 {
+	if pid := r.server(); pid != 0 {
 		r.log.Fabric = trace.Served(pid)
 	}
 }
 
-// process gives the pid of a slot's process, 0 where there is none.
-func (r *records) process(slot int) uint32 {
-	if slot < len(r.n.sessions) && r.n.sessions[slot] != nil {
-		return uint32(r.n.sessions[slot].conn.Peer().PID)
-	}
-	return 0
-}
-
 func (r *records) add(rec *trace.Record) {
-	rec.Node = uint32(r.n.id())
+	rec.Node = uint32(r.id())
 	r.log.Add(rec)
 	if r.post != nil && !r.due {
 		r.due = true

@@ -1,13 +1,11 @@
-package daemon
+package session
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,83 +14,29 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/logs"
-	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/view"
 )
-
-// session is one attachment from its hello to its end. Its fields are set
-// before it is joined to its node and do not change after; what the owning
-// goroutine knows of it is in joined.
-type session struct {
-	d      *Daemon
-	n      *node
-	conn   *attach.Conn
-	log    *slog.Logger
-	uid    uint32
-	method pagein.Method
-	policy pagein.Policy
-
-	group      member        // of its group; set before the session is listed
-	lateProofs atomic.Int32  // reads of its proof that outlasted proofTime
-	process    *proc.Process // its memory; to be looked at only where there is a port
-	memport    *memport.Port // its memory by a helper of its own, nil: pfd itself
-	view       *view.View    // what it shares of it; nil: the machine has tables of it, or the kernel gives no view
-	readOnly   view.ReadOnly // what it shares for reading alone, where the machine sees its tables
-	memory     *attach.Memory
-	faults     *os.File // the process's netlink socket, until it has been handed over
-	port       uint32   // its port id
-	exit       *os.File // duplicate of the pidfd: readable when the process is dead
-	keeper     *os.File // of its keeper's: readable when nothing names its memory any more
-
-	regions *gup.Regions  // of method uffd, set by join
-	served  *attach.Pages // of method populate: a mapping that outlives the session's own
-
-	shares  int // ranges it shares; of who holds conn, and at its end of the owning goroutine
-	watched int // those of the view's that have a userfaultfd, alike
-	watches watches
-
-	joined joined // set by join, on the owning goroutine
-
-	once    sync.Once
-	ended   chan attach.Reason
-	why     string        // more than the reason says, "" nothing; set before ended is
-	leaving chan struct{} // closed when the domain begins nothing any more
-	left    chan struct{} // closed when the domain is gone
-}
-
-// joined is what a session got from its node.
-type joined struct {
-	domain domain.Domain
-	since  int64 // Daemon.now
-	base   fault.Counts
-	ended  tally.Sum         // transfers of the slot, before it
-	gone   tally.Invalidated // of the slot, before it
-}
 
 // handle is one connection to the attachment socket. ctx ends when pfd takes no
 // attachments any more; a session that stands goes on until it is ended.
-func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
+func (d *Host) handle(ctx context.Context, c *attach.Conn) {
 	uid := c.Peer().UID
 	if !d.handshakes.Take(uid) {
 		// The hello is read first: closing a socket with unread data resets it,
 		// and the client would never see the refusal. attach.Serve bounds how
 		// many wait here.
-		hctx, cancel := context.WithTimeout(ctx, d.tune.Load().HandshakeTime)
+		hctx, cancel := context.WithTimeout(ctx, d.cfg.Settings().HandshakeTime)
 		defer cancel()
 		if _, err := c.AwaitHello(hctx); err != nil {
 			d.refuse(c, err)
 			return
 		}
 		d.refuse(c, &attach.RefusedError{Code: attach.CodeBusy,
-			Text: fmt.Sprintf("uid %d has %d unfinished handshakes: finish or close some, and try again", uid, d.tune.Load().HandshakesPerUID)})
+			Text: fmt.Sprintf("uid %d has %d unfinished handshakes: finish or close some, and try again", uid, d.cfg.Settings().HandshakesPerUID)})
 		return
 	}
 	s, err := d.begin(ctx, c)
@@ -108,7 +52,7 @@ func (d *Daemon) handle(ctx context.Context, c *attach.Conn) {
 }
 
 // refuse answers a connection that gets no attachment, and counts it.
-func (d *Daemon) refuse(c *attach.Conn, err error) {
+func (d *Host) refuse(c *attach.Conn, err error) {
 	d.refused.Add(1)
 	var r *attach.RefusedError
 	answer := errors.As(err, &r)
@@ -125,20 +69,24 @@ func (d *Daemon) refuse(c *attach.Conn, err error) {
 	}
 }
 
-func refusal(code attach.Code, format string, args ...any) error {
-	return &attach.RefusedError{Code: code, Text: fmt.Sprintf(format, args...)}
+// nodeNames names the nodes that there are, for people.
+func (d *Host) nodeNames() string {
+	if len(d.nodes) == 1 {
+		return fmt.Sprintf("node %d only", d.nodes[0].ID())
+	}
+	return fmt.Sprintf("nodes %d to %d", d.nodes[0].ID(), d.nodes[len(d.nodes)-1].ID())
 }
 
 // begin takes a connection through its handshake. With an error nothing is
 // left behind; a *attach.RefusedError has still to be sent.
-func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err error) {
-	ctx, cancel := context.WithTimeout(ctx, d.tune.Load().HandshakeTime)
+func (d *Host) begin(ctx context.Context, c *attach.Conn) (_ *session, err error) {
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Settings().HandshakeTime)
 	defer cancel()
 	hello, err := c.AwaitHello(ctx)
 	if err != nil {
 		return nil, err
 	}
-	n := d.nodeByID(hello.Node)
+	n := d.NodeByID(hello.Node)
 	if n == nil {
 		return nil, refusal(attach.CodeNoNode, "no node %d here: this pfd has %s", hello.Node, d.nodeNames())
 	}
@@ -181,7 +129,7 @@ func (d *Daemon) begin(ctx context.Context, c *attach.Conn) (_ *session, err err
 		s.giveUp()
 		return nil, err
 	}
-	if err := d.own(ctx, n, func() error { return s.join(&hello) }); err != nil {
+	if err := d.Own(ctx, n, func() error { return s.join(&hello) }); err != nil {
 		s.giveUp()
 		return nil, joinRefusal(err)
 	}
@@ -239,7 +187,7 @@ func (s *session) join(hello *attach.Hello) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("attaching to the device: %w", err), n.domains.Destroy(dom.Slot, nil))
 	}
-	s.joined = joined{domain: *dom, since: s.d.now(), base: n.faults.Slot(dom.Slot), gone: n.gone(dom.Slot)}
+	s.joined = joined{domain: *dom, since: s.d.cfg.Now(), base: n.faults.Slot(dom.Slot), gone: n.gone(dom.Slot)}
 	if ended := s.d.features.Ended; ended != nil {
 		s.joined.ended = ended(n.index).Slots[dom.Slot]
 	}
@@ -258,39 +206,6 @@ func (s *session) join(hello *attach.Hello) error {
 	n.sessions[dom.Slot] = s
 	n.attached++
 	return nil
-}
-
-// tellCounts writes what is known of the process's faults into its pages. On the
-// owning goroutine.
-func (s *session) tellCounts() {
-	slot, base := s.joined.domain.Slot, &s.joined.base
-	now, gone := s.n.faults.Slot(slot), s.invalidated()
-	s.memory.SetFaultCounts(attach.FaultCounts{
-		Faults: now.Entries - base.Entries, Pages: now.Pages - base.Pages, Failed: now.Unresolvable - base.Unresolvable,
-		Invalidated: gone.Pages, Invalidations: gone.Calls, Conflicts: gone.Conflicts,
-	})
-}
-
-// gone gives what the machine has seen taken away of a slot.
-func (n *node) gone(slot int) (i tally.Invalidated) {
-	if n.invalidations != nil {
-		i = n.invalidations()[slot]
-	}
-	return i
-}
-
-// invalidated gives what was taken away of the process's memory since it attached, as
-// far as the machine sees it or its userfaultfds tell. On the owning goroutine.
-func (s *session) invalidated() tally.Invalidated {
-	return s.n.gone(s.joined.domain.Slot).Less(s.joined.gone).Plus(s.told())
-}
-
-// told gives what its userfaultfds tell.
-func (s *session) told() (i tally.Invalidated) {
-	if s.regions != nil {
-		i.Calls, i.Conflicts = s.regions.Seen()
-	}
-	return i
 }
 
 // joinRefusal puts a code to why join failed. The texts of package domain end
@@ -321,7 +236,7 @@ func (s *session) welcome() error {
 	w := attach.Welcome{
 		Slot: uint8(dom.Slot), Interface: dom.Interface, Member: uint8(dom.Member),
 		VABits: uint8(s.n.caps.Load() & device.CapsVABitsMask),
-		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.id(),
+		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.ID(),
 		PFDPort: s.n.sender.Port(), OwnPort: s.port, PFDPID: uint32(os.Getpid()), Caps: s.n.caps.Load(), Page: s.page(),
 		Generation: dom.Generation,
 	}
@@ -331,18 +246,6 @@ func (s *session) welcome() error {
 		}
 	}
 	return s.conn.Welcome(w)
-}
-
-// end asks for the session's end. The first reason stays. It never blocks, and
-// any goroutine may call it.
-func (s *session) end(r attach.Reason) { s.endWith(r, "") }
-
-// endWith is end with a text for people.
-func (s *session) endWith(r attach.Reason, why string) {
-	s.once.Do(func() {
-		s.why = why
-		s.ended <- r
-	})
 }
 
 // brokenOff gives the reason of an attachment whose connection ended with err: who
@@ -409,7 +312,7 @@ func (s *session) leave(reason attach.Reason) {
 			s.d.machine.Detach(n.index, slot)
 			s.unshared()
 			n.sessions[slot] = nil
-			n.formerly(slot, s.tenancyOf(s.d.now()))
+			n.formerly(slot, s.tenancyOf(s.d.cfg.Now()))
 			n.invalidated = n.invalidated.Plus(s.told())
 			n.ended++
 			close(quiet)
@@ -496,120 +399,11 @@ func (s *session) close() {
 	}
 }
 
-// enter lists a session, so that pfd's end finds it; false once pfd drains.
-func (d *Daemon) enter(s *session) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.draining {
-		return false
-	}
-	d.live[s] = struct{}{}
-	d.sessions.Add(1)
-	return true
-}
-
 // giveUp is the end of a session that is listed and has no domain. Whoever joins its
 // group at this moment need not prove anything to it.
 func (s *session) giveUp() {
 	close(s.leaving)
 	s.d.exit(s)
-}
-
-func (d *Daemon) exit(s *session) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, ok := d.live[s]; ok {
-		delete(d.live, s)
-		d.sessions.Done()
-	}
-}
-
-// stopEntering admits no more sessions.
-func (d *Daemon) stopEntering() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.draining {
-		d.draining = true
-		close(d.leaving)
-	}
-}
-
-// endSessions asks all sessions to end.
-func (d *Daemon) endSessions(r attach.Reason) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for s := range d.live {
-		s.end(r)
-	}
-}
-
-// pager is the process's Pager; it notices when the address space is gone.
-type pager struct {
-	fault.Pager
-	s *session
-}
-
-// PageIn implements fault.Pager.
-func (p *pager) PageIn(va device.VA, pages int, write bool) gup.Result {
-	return p.noticed(p.Pager.PageIn(va, pages, write))
-}
-
-func (p *pager) noticed(r gup.Result) gup.Result {
-	if r.Err != nil && errors.Is(r.Err, gup.ErrGone) {
-		p.s.end(attach.ReasonProcess)
-	}
-	return r
-}
-
-// Ask implements fault.Asker.
-func (p *pager) Ask(va device.VA, pages int, write bool) gup.Question {
-	a, ok := p.Pager.(fault.Asker)
-	if !ok {
-		return nil
-	}
-	return noticing{a.Ask(va, pages, write), p}
-}
-
-type noticing struct {
-	gup.Question
-	p *pager
-}
-
-func (n noticing) Wait() gup.Result { return n.p.noticed(n.Question.Wait()) }
-
-// delegate asks the process to page in by itself.
-type delegate struct {
-	n    *node
-	port uint32
-}
-
-func (s *session) delegate() delegate { return delegate{s.n, s.port} }
-
-// Ask implements fault.Delegate. Pagers ask from goroutines of their own.
-func (d delegate) Ask(f netlink.Fault) error {
-	_, err := d.numbered(f)
-	return err
-}
-
-// numbered is Ask, and gives the message's number.
-func (d delegate) numbered(f netlink.Fault) (uint32, error) {
-	d.n.asking.Lock()
-	defer d.n.asking.Unlock()
-	err := d.n.sender.Send(d.port, f)
-	return d.n.sender.Last(), err
-}
-
-// exitFile makes a duplicate of a pidfd that the runtime can wait on.
-func exitFile(pidfd int) (*os.File, error) {
-	fd, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return nil, os.NewSyscallError("fcntl O_NONBLOCK", err)
-	}
-	return os.NewFile(uintptr(fd), "pidfd"), nil
 }
 
 // waitExit waits until the process behind a pidfd is dead (nil), or f is closed.
@@ -628,6 +422,3 @@ func waitExit(f *os.File) error {
 	}
 	return nil
 }
-
-// since gives how long the session has been joined.
-func (s *session) since(now int64) time.Duration { return time.Duration(now - s.joined.since) }

@@ -1,21 +1,14 @@
-package daemon
+package session
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/bits"
-	"strconv"
-	"sync/atomic"
-	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/shadow"
@@ -95,7 +88,7 @@ const (
 
 // tables is the view.Budget of a user.
 type tables struct {
-	d   *Daemon
+	d   *Host
 	uid uint32
 }
 
@@ -392,152 +385,5 @@ func (s *session) checkDevice() error {
 	if s.n.down.Load() {
 		return refusal(attach.CodeBusy, "the device of node %d is gone and pfd waits for it: start it again, and try again", s.n.index)
 	}
-	return nil
-}
-
-// domainOptions gives how the machine's domains are made.
-func (d *Daemon) domainOptions(n *node) []domain.Option {
-	if m := d.features.Sharing; m != nil {
-		return []domain.Option{domain.WithTables(func(slot int) uint64 { return m.Tables(n.index, slot) })}
-	}
-	return nil
-}
-
-// unmasked gives the vectors that the daemon's machine wants besides those that
-// the domain manager unmasks. Where somebody has to carry completions over to
-// the processes, it is told of them.
-func (d *Daemon) unmasked() uint32 {
-	v := uint32(1) << device.VectorMailbox
-	if d.features.Sharing != nil {
-		v |= 1 << device.VectorDone
-	}
-	return v
-}
-
-// shadowMetrics adds what a node's device has of the processes' memory.
-func (d *Daemon) shadowMetrics(s *scrape, index int) {
-	m := d.features.Sharing
-	if m == nil {
-		return
-	}
-	t, ok := m.Shadow(index)
-	if !ok {
-		return
-	}
-	node := strconv.Itoa(index)
-	s.gauge("window_bytes", "bytes of memory that the device may have mapped at one time", float64(t.Window), "node", node)
-	s.gauge("window_mapped_bytes", "bytes of memory that the device has mapped", float64(t.Mapped), "node", node)
-	s.gauge("window_tables_bytes", "bytes of pfd's tables and queues that the device has mapped", float64(t.Tables), "node", node)
-	s.gauge("window_pinned_bytes", "bytes of memory that mapping has pinned", float64(t.Pinned), "node", node)
-	s.gauge("window_shared_bytes", "bytes of memory that processes share", float64(t.Shared), "node", node)
-	s.counter("window_maps_total", "runs of pages mapped for the device", t.Maps, "node", node)
-	s.counter("window_evictions_total", "places of at most 16 pages unmapped to make room, or because nobody used them", t.Evictions, "node", node)
-	s.counter("window_mismatches_total", "pages that the device has in its tables and was refused", t.Mismatches, "node", node)
-	if sent, awaited, ok := m.Messages(index); ok {
-		s.counter("device_messages_total", "messages sent to the device since it came", sent, "node", node)
-		s.counter("device_messages_awaited_total", "messages to the device whose answer was awaited", awaited, "node", node)
-	}
-}
-
-// serveNode delivers a node's interrupts until ctx ends. A device that goes ends
-// the node's attachments; where it may come back it is waited for.
-func (d *Daemon) serveNode(ctx context.Context, n *node) error {
-	var gone atomic.Int64 // how often the device has gone
-	for {
-		err := n.bus.Serve(ctx, n)
-		reconnect := d.features.Reconnect
-		if err == nil || ctx.Err() != nil || reconnect == nil || !n.started.Load() {
-			return err
-		}
-		times := gone.Add(1)
-		n.down.Store(true)
-		d.log.Warn("the device is gone: its attachments end", "node", n.index, "why", err)
-		d.endNode(ctx, n)
-		if err := reconnect(ctx, n.index); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("node %d: its device does not come back: %w", n.index, err)
-		}
-		n.bus.Post(func() {
-			if err := d.startNode(n); err != nil {
-				// Gone again, which Serve finds out; or not a device of ours.
-				d.log.Error("the device came back and cannot be used", "node", n.index, "err", err)
-				return
-			}
-			if gone.Load() == times {
-				n.down.Store(false)
-				d.log.Info("the device is there again", "node", n.index)
-			}
-		})
-	}
-}
-
-// endNode ends a node's sessions and waits until they are over.
-func (d *Daemon) endNode(ctx context.Context, n *node) {
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		busy := false
-		d.mu.Lock()
-		for s := range d.live {
-			if s.n == n {
-				busy = true
-				s.end(attach.ReasonDevice)
-			}
-		}
-		d.mu.Unlock()
-		if !busy {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
-// stateNow gives the daemon's state for people: one that waits for a device says
-// so.
-func (d *Daemon) stateNow() string {
-	s := *d.state.Load()
-	if s != control.StateReady {
-		return s
-	}
-	for _, n := range d.nodes {
-		if n.down.Load() {
-			return control.StateReconnecting
-		}
-	}
-	return s
-}
-
-// adopt looks what an earlier pfd has left on a node. On the owning goroutine,
-// before the node is initialized, which ends it.
-func (n *node) adopt() {
-	var live []device.PDID
-	r := &reader{bus: n.bus}
-	for slot := range uint32(device.Slots) {
-		if v := r.read64(device.PL, device.PLPDCfg+8*slot); v&device.CfgEnable != 0 {
-			live = append(live, device.PDID(v&device.PDIDMask))
-		}
-	}
-	if len(live) > 0 {
-		n.log.Warn("domains of an earlier pfd are ended: their processes attach again", "pdids", live)
-	}
-}
-
-// startNode initializes a node. On the owning goroutine.
-func (d *Daemon) startNode(n *node) error {
-	n.options, n.unmask, n.broken = d.domainOptions(n), d.unmasked(), nil
-	n.fromPeer = func(src mailbox.Source, words []uint64) { d.fromPeer(n, src, words) }
-	if d.features.Reconnect != nil {
-		n.adopt()
-	}
-	if err := d.initialize(n); err != nil {
-		return err
-	}
-	n.started.Store(true)
 	return nil
 }

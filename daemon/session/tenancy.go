@@ -1,40 +1,29 @@
-package daemon
+package session
 
 import (
 	"slices"
-	"time"
 
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/fault"
 )
 
-// formerTenants is how many attachments of a slot are remembered after their end (ours):
-// their faults stand in the log for longer, and are then nobody's.
+// formerTenants bounds the attachments of a slot that are remembered after their end: their
+// faults stay in the log for longer, and then belong to nobody. Defined by this project.
 const formerTenants = 32
 
-// tenancy is an attachment and its time, by Daemon.now.
-type tenancy struct {
-	tenant
-	pid          int
-	since, until int64
-}
-
 // had reports whether a fault was this attachment's.
-func (t *tenancy) had(rec *fault.Record) bool {
-	return t.pdid == rec.PDID && began(rec) >= t.since && began(rec) <= t.until
+func (t *Tenancy) had(rec *fault.Record) bool {
+	return t.PDID == rec.PDID && rec.Began() >= t.Since && rec.Began() <= t.Until
 }
 
-// tenancyOf gives that of a session, as it is now.
-func (s *session) tenancyOf(now int64) tenancy {
-	return tenancy{
-		tenant: tenant{s.uid, s.joined.domain.PDID, s.joined.domain.Generation, now - s.joined.since},
-		pid:    s.joined.domain.PID, since: s.joined.since, until: now,
-	}
+// tenancyOf returns that of a session until now.
+func (s *session) tenancyOf(now int64) Tenancy {
+	dom := &s.joined.domain
+	return Tenancy{UID: s.uid, PID: dom.PID, PDID: dom.PDID, Generation: dom.Generation, Since: s.joined.since, Until: now}
 }
 
 // formerly remembers the attachment of a session that ends, in the place of the oldest.
 // On the owning goroutine.
-func (n *node) formerly(slot int, t tenancy) {
+func (n *Node) formerly(slot int, t Tenancy) {
 	list := &n.former[slot]
 	if len(*list) == formerTenants {
 		*list = slices.Delete(*list, 0, 1)
@@ -42,50 +31,41 @@ func (n *node) formerly(slot int, t tenancy) {
 	*list = append(*list, t)
 }
 
-// owner gives whose a fault is: of who has its slot, or had it then. On the owning
-// goroutine.
-func (n *node) owner(rec *fault.Record, now int64) (tenancy, bool) {
-	if rec.Slot < 0 || rec.Slot >= len(n.sessions) {
-		return tenancy{}, false
+// Tenant returns which attachment has a slot. On the owning goroutine.
+func (n *Node) Tenant(slot int) (t Tenancy) {
+	if s := n.sessions[slot]; s != nil {
+		t = s.tenancyOf(n.d.cfg.Now())
 	}
-	if s := n.sessions[rec.Slot]; s != nil {
-		if t := s.tenancyOf(now); t.had(rec) {
-			return t, true
-		}
+	return t
+}
+
+// Owner returns the attachment that a fault belongs to: the one that has its slot, or that
+// had it then. On the owning goroutine.
+func (n *Node) Owner(rec *fault.Record) Tenancy {
+	if rec.Slot < 0 || rec.Slot >= len(n.sessions) {
+		return Tenancy{}
+	}
+	if t := n.Tenant(rec.Slot); t.had(rec) {
+		return t
 	}
 	for _, t := range slices.Backward(n.former[rec.Slot]) {
 		if t.had(rec) {
-			return t, true
+			return t
 		}
 	}
-	return tenancy{}, false
+	return Tenancy{}
 }
 
-// ownFault is a fault and whose it is; pid 0: nobody's whom pfd remembers.
-type ownFault struct {
+// Fault is a fault and the attachment that it belongs to; PDID 0: none that pfd remembers.
+type Fault struct {
 	fault.Record
-	owner tenancy
+	Owner Tenancy
 }
 
-// ownFaults gives the last faults, the oldest first. On the owning goroutine.
-func (d *Daemon) ownFaults(n *node, many int) []ownFault {
-	now := d.now()
-	var list []ownFault
+// Faults returns the last faults, the oldest first. On the owning goroutine.
+func (n *Node) Faults(many int) (list []Fault) {
 	for _, rec := range n.faults.Records(many) {
-		o, _ := n.owner(&rec, now)
-		list = append(list, ownFault{rec, o})
+		list = append(list, Fault{rec, n.Owner(&rec)})
 	}
 	return list
-}
-
-// shows reports whether a peer may see a fault of such an owner.
-func (p peer) shows(o *tenancy) bool { return p.all || o.pid != 0 && p.sees(o.uid) }
-
-// viewFault shows a fault as the control interface does.
-func (d *Daemon) viewFault(index int, rec *fault.Record, owner *tenancy) control.Fault {
-	f := viewFault(index, rec)
-	f.PID = owner.pid
-	f.AgeNS = max(d.now()-began(rec), 0)
-	f.UnixNS = time.Now().UnixNano() - f.AgeNS
-	return f
 }

@@ -1,9 +1,8 @@
-package daemon
+package session
 
 import (
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -33,15 +32,6 @@ func quotaOfShares(f *Features) *quota.Quota {
 		return quotaOfFiles(sharesPerUID, allShares)
 	}
 	return quota.New(sharesPerUID, allShares, quota.Privileged)
-}
-
-// watches are the userfaultfds by which a session learns that its process has unmapped what it
-// shares with a device that has tables of it.
-type watches struct {
-	mu    sync.Mutex
-	holes map[device.VA]*uffd.Holes // by where the range begins
-	gone  map[device.VA]uint64      // size of what was unmapped and not unshared since, at most shadow.MaxShares
-	ended int                       // of them, how many the session counts still
 }
 
 // watch has the share at s.VA taken back when the process unmaps some of it, which goes on when

@@ -15,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/pagein"
@@ -136,9 +137,9 @@ type lab struct {
 	hang   atomic.Pointer[chan struct{}] // when closed, the memory of node 1 answers again
 }
 
-func (l *lab) Features() daemon.Features { return daemon.Features{Accesses: l.Engine.Accesses} }
+func (l *lab) Features() session.Features { return session.Features{Accesses: l.Engine.Accesses} }
 
-func (l *lab) Attach(node, slot int, a *daemon.Attachment) error {
+func (l *lab) Attach(node, slot int, a *session.Attachment) error {
 	m := emu.Memory(a.Process)
 	if node == 1 {
 		m = &hanging{Memory: m, lab: l}

@@ -21,7 +21,7 @@ var notFuzzed = map[string]string{
 // comes from the kernel and is well formed.)
 var alsoFuzzed = []string{
 	"internal/procstatus.Field", "proc.mapsLine", "device.DescriptorOf", "soc/wire.Add",
-	"soc/smmu.Walk", "daemon.handle",
+	"soc/smmu.Walk", "daemon.serve",
 }
 
 // Each decoder is reachable from a fuzz target of its package, by calls within the package.

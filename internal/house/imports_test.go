@@ -9,9 +9,13 @@ import (
 // levels are the package table: a package may import only packages of lower levels. A package
 // without an entry has its parent's level.
 var levels = map[string]int{
-	"cmd": 7, "examples": 7,
+	"cmd": 9, "examples": 9,
 
-	"daemon": 6, "workload": 6, "qemu": 6,
+	"daemon":         8, // pfd's life and configuration
+	"daemon/api":     7, // its control interface
+	"daemon/session": 6, // its nodes and attachments
+
+	"workload": 6, "qemu": 6,
 	"internal/suite": 6, // the fault suite: the driver on any bus
 
 	"trace/probe": 5,

@@ -1,0 +1,12 @@
+// Package session has the nodes of a pfd and the attachments of processes to them.
+//
+// A Host holds what all of them share: the machine behind device.Bus, the list of
+// attachments, and the quotas. Each Node has a domain manager and a fault driver. All of a
+// node's state belongs to the goroutine that owns its windows (device.Bus); others reach it
+// by Host.Own and Host.Each, and get plain values.
+//
+// An attachment is a session with two goroutines of its own. They wait for its socket and for
+// its process, and otherwise sleep, so no client makes another one wait. What a client can
+// cost is bounded: the time of a handshake, the number of handshakes a uid, the size of what
+// it sends, and the time that an answer waits for it to read.
+package session

@@ -1,0 +1,120 @@
+package session
+
+import (
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/proc"
+)
+
+// Info describes an attachment. What it counts has happened since the process attached.
+type Info struct {
+	Process   *proc.Process
+	Method    pagein.Method
+	Policy    pagein.Policy
+	AgeNS     int64
+	Faults    fault.Counts
+	Gone      tally.Invalidated
+	Transfers *tally.Sum // nil: the machine counts none
+}
+
+// Attached describes the attachment that has a slot, nil if there is none. On the owning
+// goroutine.
+func (n *Node) Attached(slot int) *Info {
+	s := n.sessions[slot]
+	if s == nil {
+		return nil
+	}
+	i := &Info{
+		Process: s.process, Method: s.method, Policy: s.policy, AgeNS: n.d.cfg.Now() - s.joined.since,
+		Faults: s.counts(), Gone: s.invalidated(),
+	}
+	if ended := n.d.features.Ended; ended != nil {
+		t := ended(n.index).Slots[slot].Less(s.joined.ended)
+		i.Transfers = &t
+	}
+	return i
+}
+
+// End ends the attachment that has a slot. The channel that it returns is closed when the
+// slot is free; nil: no attachment has it, or it ends already. On the owning goroutine.
+func (n *Node) End(slot int, r attach.Reason) <-chan struct{} {
+	s := n.sessions[slot]
+	if s == nil {
+		return nil
+	}
+	s.end(r)
+	return s.left
+}
+
+// Counts are what a node counts beside its fault driver.
+type Counts struct {
+	Asked           netlink.SenderCounters // fault messages to processes
+	Strays          uint64                 // messages of others to pfd's netlink socket
+	Mailbox         uint64                 // messages drained from pfd's mailboxes
+	Attached, Ended uint64                 // attachments
+	Gone            tally.Invalidated      // memory that was taken away
+}
+
+// Counts returns what the node has counted. On the owning goroutine.
+func (n *Node) Counts() Counts {
+	n.asking.Lock()
+	n.strays += n.sender.Drain()
+	n.asking.Unlock()
+	c := Counts{
+		Asked: n.sender.Counters(), Strays: n.strays, Mailbox: n.mailbox,
+		Attached: n.attached, Ended: n.ended, Gone: n.invalidated,
+	}
+	if gone := n.d.features.Invalidations; gone != nil {
+		for _, v := range gone(n.index) {
+			c.Gone = c.Gone.Plus(v)
+		}
+	}
+	for _, s := range n.sessions {
+		if s != nil {
+			c.Gone = c.Gone.Plus(s.told())
+		}
+	}
+	return c
+}
+
+// tellCounts writes what is known of the process's faults into its pages. On the
+// owning goroutine.
+func (s *session) tellCounts() {
+	now, gone := s.counts(), s.invalidated()
+	s.memory.SetFaultCounts(attach.FaultCounts{
+		Faults: now.Entries, Pages: now.Pages, Failed: now.Unresolvable,
+		Invalidated: gone.Pages, Invalidations: gone.Calls, Conflicts: gone.Conflicts,
+	})
+}
+
+// counts returns what the fault driver has counted since the process attached. On the
+// owning goroutine.
+func (s *session) counts() fault.Counts {
+	now := s.n.faults.Slot(s.joined.domain.Slot)
+	return now.Less(&s.joined.base)
+}
+
+// gone returns what the machine has seen taken away of a slot.
+func (n *Node) gone(slot int) (i tally.Invalidated) {
+	if count := n.d.features.Invalidations; count != nil {
+		i = count(n.index)[slot]
+	}
+	return i
+}
+
+// invalidated returns what was taken away of the process's memory since it attached, as
+// far as the machine sees it or its userfaultfds tell. On the owning goroutine.
+func (s *session) invalidated() tally.Invalidated {
+	return s.n.gone(s.joined.domain.Slot).Less(s.joined.gone).Plus(s.told())
+}
+
+// told returns what its userfaultfds tell.
+func (s *session) told() (i tally.Invalidated) {
+	if s.regions != nil {
+		i.Calls, i.Conflicts = s.regions.Seen()
+	}
+	return i
+}

@@ -1,0 +1,362 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/internal/quota"
+	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/memport"
+	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/view"
+)
+
+// Config is what the daemon gives its Host.
+type Config struct {
+	Machine  Machine
+	Log      *slog.Logger
+	Groups   *domain.Directory
+	Now      func() int64    // a monotonic clock, nanoseconds
+	Settings func() Settings // as they are now
+	// Bus, where it is not nil, returns a bus that stands before a node's own.
+	Bus func(b device.Bus, node int) device.Bus
+	// Observe is called on the owning goroutine with each fault whose outcome is final. It
+	// does not block.
+	Observe func(*Node, *fault.Record)
+	// FromPeer is called on the owning goroutine with each message of another pfd.
+	FromPeer func(*Node, mailbox.Source, []uint64)
+}
+
+// Settings are the parts of pfd's configuration that nodes and attachments use.
+type Settings struct {
+	TimeoutUS, GuardUS, Outstanding uint32
+	SourceTimeout                   bool // a source fault's block is sent again by its time-out
+	Stall                           bool // an access that faults waits in the SMMU
+	HandshakeTime                   time.Duration
+	HandshakesPerUID                int
+}
+
+// Host is what the attachments of one pfd share.
+type Host struct {
+	cfg      Config
+	log      *slog.Logger
+	machine  Machine
+	features Features // the machine's
+	nodes    []*Node
+
+	exe        *os.File                 // pfd's executable
+	program    func() (*os.File, error) // what memory helpers run; made when one is needed
+	handshakes *quota.Quota
+	regions    *quota.Quota // userfaultfds that are served
+	shares     *quota.Quota // ranges that are shared
+	watches    *quota.Quota // userfaultfds of them
+	tables     *quota.Quota // page tables of what is shared
+	turns      quota.Turns  // of calls that map and unmap it
+	refused    atomic.Uint64
+	dropped    atomic.Uint64 // connections
+
+	// stopped is closed when the owning goroutine runs posted functions no more.
+	stopped chan struct{}
+
+	mu       sync.Mutex
+	live     map[*session]struct{}
+	draining bool
+	leaving  chan struct{} // closed when draining becomes true
+	sessions sync.WaitGroup
+}
+
+// Node is one node's driver: its domain manager, its fault driver and its interrupt
+// handler. All of it belongs to the owning goroutine, except what is set once before the
+// node is in use (d, index, bus, log, sender), and the atomic values.
+type Node struct {
+	d     *Host
+	index int
+	bus   device.Bus
+	known atomic.Uint32 // its device's id, see ID
+	caps  atomic.Uint64
+	log   *slog.Logger
+
+	domains  *domain.Manager
+	faults   *fault.Driver
+	sessions [device.Slots]*session
+	former   [device.Slots][]Tenancy // attachments that have ended, the oldest first
+
+	asking sync.Mutex      // of sender, but for its counters
+	sender *netlink.Sender // of fault messages to delegates
+	strays uint64          // messages of others to its socket
+
+	invalidated tally.Invalidated // of sessions that have ended, by their regions
+	mailbox     uint64            // messages drained from mailboxes 3..15
+	broken      error             // first error of a register access in an interrupt
+
+	attached, ended uint64
+
+	started atomic.Bool // it has been initialized once
+	down    atomic.Bool // its device is gone and waited for
+
+	records *records // of the faults, shown to tracers
+}
+
+// session is one attachment from its hello to its end. Its fields are set
+// before it is joined to its node and do not change after; what the owning
+// goroutine knows of it is in joined.
+type session struct {
+	d      *Host
+	n      *Node
+	conn   *attach.Conn
+	log    *slog.Logger
+	uid    uint32
+	method pagein.Method
+	policy pagein.Policy
+
+	group      member        // of its group; set before the session is listed
+	lateProofs atomic.Int32  // reads of its proof that outlasted proofTime
+	process    *proc.Process // its memory; only looked at where there is a port
+	memport    *memport.Port // its memory by a helper of its own; nil: pfd reaches it itself
+	view       *view.View    // what it shares of it; nil: the machine has tables of it, or the kernel gives no view
+	readOnly   view.ReadOnly // what it shares for reading alone, where the machine sees its tables
+	memory     *attach.Memory
+	faults     *os.File // the process's netlink socket, until it has been handed over
+	port       uint32   // its port id
+	exit       *os.File // duplicate of the pidfd: readable when the process is dead
+	keeper     *os.File // the same of its keeper: readable when nothing names its memory any more
+
+	regions *gup.Regions  // of method uffd, set by join
+	served  *attach.Pages // of method populate: a mapping that outlives the session's own
+
+	shares  int // ranges it shares; the connection's reader owns it, and at the end the node's owner
+	watched int // those of the view's that have a userfaultfd; owned as shares is
+	watches watches
+
+	joined joined // set by join, on the owning goroutine
+
+	once    sync.Once
+	ended   chan attach.Reason
+	why     string        // more than the reason says, "" nothing; set before ended is
+	leaving chan struct{} // closed when the domain begins nothing any more
+	left    chan struct{} // closed when the domain is gone
+}
+
+// member is what a process shows to the others of its group.
+type member struct {
+	name    string
+	key     [attach.KeySize]byte
+	proof   [attach.ProofSize]byte // lies at proofVA in its memory
+	proofVA device.VA
+}
+
+// watches are the userfaultfds by which a session learns that its process has unmapped what it
+// shares with a device that has tables of it.
+type watches struct {
+	mu    sync.Mutex
+	holes map[device.VA]*uffd.Holes // by where the range begins
+	gone  map[device.VA]uint64      // size of what was unmapped and not unshared since, at most shadow.MaxShares
+	ended int                       // number of these that the session still counts
+}
+
+// joined is what a session got from its node.
+type joined struct {
+	domain domain.Domain
+	since  int64 // Config.Now
+	base   fault.Counts
+	ended  tally.Sum         // transfers of the slot, before it
+	gone   tally.Invalidated // of the slot, before it
+}
+
+// Tenancy is an attachment and its time, by Config.Now. PDID 0: none.
+type Tenancy struct {
+	UID          uint32
+	PID          int
+	PDID         device.PDID
+	Generation   device.Generation
+	Since, Until int64
+}
+
+// errStopped says that the owning goroutine runs nothing any more.
+var errStopped = errors.New("pfd is stopping")
+
+// ownerTime bounds one wait for the goroutine that owns the windows.
+const ownerTime = 5 * time.Second
+
+// Own runs f on the goroutine that owns the node's windows and returns its error.
+// When ctx or the daemon ends before f has begun, Own returns that error and f never
+// runs; so f may write to what its caller goes on using.
+func (d *Host) Own(ctx context.Context, n *Node, f func() error) error {
+	const queued, taken, givenUp = 0, 1, 2
+	var state atomic.Int32
+	done := make(chan error, 1)
+	n.bus.Post(func() {
+		if state.CompareAndSwap(queued, taken) {
+			done <- f()
+		}
+	})
+	var err error
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-d.stopped:
+		err = errStopped
+	}
+	if state.CompareAndSwap(queued, givenUp) {
+		return err
+	}
+	// It runs now, and nothing that the owner runs blocks.
+	return <-done
+}
+
+// Each calls f on the owning goroutine for the node with an index, or for each node if the
+// index is negative.
+func (d *Host) Each(ctx context.Context, index int, f func(n *Node) error) error {
+	for _, n := range d.nodes {
+		if index >= 0 && index != n.index {
+			continue
+		}
+		err := func() error {
+			ctx, cancel := context.WithTimeout(ctx, ownerTime)
+			defer cancel()
+			return d.Own(ctx, n, func() error { return f(n) })
+		}()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stop has Own fail from now on: the owning goroutine runs posted functions no more.
+func (d *Host) Stop() { close(d.stopped) }
+
+// Nodes returns the nodes, by their index.
+func (d *Host) Nodes() []*Node { return d.nodes }
+
+// Features returns the machine's.
+func (d *Host) Features() *Features { return &d.features }
+
+// Handshakes bounds the unfinished handshakes of each uid, and counts them.
+func (d *Host) Handshakes() *quota.Quota { return d.handshakes }
+
+// Refused returns how many connections got no attachment, and how many more were closed at
+// once because their user had too many.
+func (d *Host) Refused() (refused, dropped uint64) { return d.refused.Load(), d.dropped.Load() }
+
+// NodeByID returns the node with a node id, nil if there is none.
+func (d *Host) NodeByID(id device.NodeID) *Node {
+	for _, n := range d.nodes {
+		if n.ID() == id {
+			return n
+		}
+	}
+	return nil
+}
+
+// Index returns the node's number in this pfd.
+func (n *Node) Index() int { return n.index }
+
+// ID returns the node id of its device, of the last one where that is gone.
+func (n *Node) ID() device.NodeID { return device.NodeID(n.known.Load()) }
+
+// Caps returns its device's CAPS register.
+func (n *Node) Caps() uint64 { return n.caps.Load() }
+
+// Down reports whether its device is gone and waited for.
+func (n *Node) Down() bool { return n.down.Load() }
+
+// Bus returns its registers.
+func (n *Node) Bus() device.Bus { return n.bus }
+
+// Domains returns its domain manager. On the owning goroutine.
+func (n *Node) Domains() *domain.Manager { return n.domains }
+
+// Stats returns the counters of its fault driver. On the owning goroutine.
+func (n *Node) Stats() fault.Stats { return n.faults.Stats() }
+
+// enter lists a session, so that pfd's end finds it; false once pfd drains.
+func (d *Host) enter(s *session) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.draining {
+		return false
+	}
+	d.live[s] = struct{}{}
+	d.sessions.Add(1)
+	return true
+}
+
+func (d *Host) exit(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.live[s]; ok {
+		delete(d.live, s)
+		d.sessions.Done()
+	}
+}
+
+// Attached reports whether a uid has an attachment.
+func (d *Host) Attached(uid uint32) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for s := range d.live {
+		if s.uid == uid {
+			return true
+		}
+	}
+	return false
+}
+
+// Drain admits no more sessions.
+func (d *Host) Drain() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.draining {
+		d.draining = true
+		close(d.leaving)
+	}
+}
+
+// Draining returns a channel that Drain closes.
+func (d *Host) Draining() <-chan struct{} { return d.leaving }
+
+// End asks all sessions to end.
+func (d *Host) End(r attach.Reason) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for s := range d.live {
+		s.end(r)
+	}
+}
+
+// Wait waits until no session is left.
+func (d *Host) Wait() { d.sessions.Wait() }
+
+// end asks for the session's end. The first reason stays. It never blocks, and
+// any goroutine may call it.
+func (s *session) end(r attach.Reason) { s.endWith(r, "") }
+
+// endWith is end with a text for people.
+func (s *session) endWith(r attach.Reason, why string) {
+	s.once.Do(func() {
+		s.why = why
+		s.ended <- r
+	})
+}
+
+func refusal(code attach.Code, format string, args ...any) error {
+	return &attach.RefusedError{Code: code, Text: fmt.Sprintf(format, args...)}
+}

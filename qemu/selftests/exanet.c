@@ -1,8 +1,8 @@
-/* A node for the kernel's tests of VFIO (tools/testing/selftests/vfio of Linux): the
- * registers are those of docs/spec/hardware.md, whose sections the numbers name.
+/* Driver of a node for the kernel's VFIO tests (tools/testing/selftests/vfio in Linux).
+ * The numbers beside the registers are sections of docs/spec/hardware.md.
  *
- * Slot 0 of the node has a domain whose addresses are the device's: its tables map
- * 512 GiB to themselves. A copy is a transfer of that domain to itself.
+ * Slot 0 of the node has a domain that maps 512 GiB of addresses to themselves. A copy
+ * is a transfer from that domain to itself.
  */
 #include <unistd.h>
 
@@ -24,15 +24,15 @@ enum { SCR0 = 0, SMR = 0x800, S2CR = 0xc00, CBAR = 0x1000, CBA2R = 0x1800, BANK 
 enum { SRC = 0, DST = 8, NOTIFY = 16, SIZE = 40, DONE = 44, RESERVED0 = 48, RESERVED1 = 56,
        DESCRIPTOR = 64, DOORBELL = 0x10000, CHANNELS = 32 };			/* 6 */
 enum { COMPLETED = 1, FAILED = 3 };		/* docs/spec/messages.md 1 */
-#define ABORT (1ULL << 61)			/* the same */
+#define ABORT (1ULL << 61)			/* docs/spec/messages.md 1 */
 #define BLOCK 0x741ULL				/* valid, unprivileged, inner shareable, AF (Arm DDI 0487, D8.3) */
 #define PDID 1ULL
 
 struct state {
-	u64 table[512];		/* level 1, a gigabyte an entry */
-	u64 from[8], to[8];	/* what send_msi copies */
+	u64 table[512];		/* level 1, one entry for each gigabyte */
+	u64 from[8], to[8];	/* source and destination of send_msi */
 	u32 generation;
-	u32 copies;		/* under way */
+	u32 copies;		/* in progress */
 };
 
 static struct state *state(struct vfio_pci_device *device)
@@ -65,7 +65,7 @@ static void init(struct vfio_pci_device *device)
 	vfio_pci_config_writew(device, PCI_COMMAND, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
 	put(device, PL, CTRL, RESET);
 	put(device, PL, IRQ_MASK, VECTORS);
-	/* A guest without KVM is slower than a node is made for. */
+	/* A guest without KVM is too slow for a node's default time-outs. */
 	put(device, PL, TIMEOUT_US, 1000000);
 	put(device, PL, GUARD_US, 2000000);
 	put(device, PL, OUTSTANDING, 8);
@@ -74,7 +74,7 @@ static void init(struct vfio_pci_device *device)
 		s->table[i] = i << 30 | BLOCK;
 	put(device, SMMU, SCR0, 1 << 1 | 1 << 8 | 1 << 10);	/* GFRE, STALLD, USFCFG */
 	put(device, SMMU, CBA2R, 1);				/* VA64 */
-	put(device, SMMU, CBAR, 1 << 16);			/* stage 1 alone */
+	put(device, SMMU, CBAR, 1 << 16);			/* stage 1 only */
 	put(device, SMMU, TCR, 64 - 39);
 	writeq(to_iova(device, s->table), smmu + TTBR0);
 	put(device, SMMU, TLBIALL, 0);
@@ -102,7 +102,7 @@ static void *descriptor(struct vfio_pci_device *device, u32 channel)
 	return device->bars[BTCM].vaddr + DESCRIPTOR * channel;
 }
 
-/* ring announces a descriptor whose word with the destination is complete. */
+/* ring starts the transfer of a complete descriptor, or aborts it. */
 static void ring(struct vfio_pci_device *device, u32 channel, u64 flags)
 {
 	writeq((get(device, PL, NODE_ID) & 0x3fffff) | flags, descriptor(device, channel) + RESERVED0);
@@ -148,7 +148,7 @@ static int memcpy_wait(struct vfio_pci_device *device)
 
 	for (i = 0; i < s->copies; i++) {
 		while (!ended(device, i)) {
-			/* Nobody brings in what is not there. */
+			/* No page fault is served: abort the copies. */
 			if (!aborted && (refused(device, RXFIFO) || refused(device, TXFIFO))) {
 				for (c = i; c < s->copies; c++)
 					ring(device, c, ABORT);

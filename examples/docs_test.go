@@ -142,7 +142,7 @@ func TestPages(t *testing.T) {
 		want           map[string]int
 	}{
 		"tutorial": {"docs/tutorial.md", "# Two processes", "## From here", "putget/main.go", map[string]int{"sh": 9, "text": 5, "go": 4}},
-		"README":   {"README.md", "## A program of one's own", "## Commands", "putget/main.go", map[string]int{"sh": 8, "text": 2, "go": 1, "c": 1}},
+		"README":   {"README.md", "## A program of your own", "## Commands", "putget/main.go", map[string]int{"sh": 8, "text": 2, "go": 1, "c": 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join(at, page.path))

@@ -16,7 +16,7 @@ import (
 	"github.com/exanet/pfd/workload/bench"
 )
 
-// benchFlags are those of bench and study.
+// benchFlags are the flags of bench and study.
 type benchFlags struct {
 	bench.Lab
 	dir, docs, memory string
@@ -25,23 +25,34 @@ type benchFlags struct {
 func (b *benchFlags) flags(c *cobra.Command, memory string) {
 	f := c.Flags()
 	f.StringVar(&b.PFD, "pfd", "", "the pfd to start (default the one beside exanetctl)")
-	f.IntVar(&b.Count, "count", 1000, "samples of each case of up to 16 KiB; larger ones have a fifth or fewer")
-	f.StringVar(&b.memory, "memory", "", "kind of memory: shared with pfd, any of the processes, or both ("+memory+")")
+	f.IntVar(&b.Count, "count", 1000, "samples of each case of up to 16 KiB; larger cases have at most a fifth")
+	f.StringVar(&b.memory, "memory", "", "kind of memory: shared (with pfd), any (private to a process), or both ("+memory+")")
 	values(c, "memory", string(workload.Shared), string(workload.Any), bothMemories)
 	f.StringVar(&b.dir, "dir", "", "directory for results.jsonl (every sample), results.csv, report.html and pictures")
 }
 
-// bothMemories has what takes turns take them in each kind of memory, too.
+// bothMemories makes the cases of a comparison take turns in both kinds of memory.
 const bothMemories = "both"
 
-// benchCommand is what `make bench` runs.
+// echoCommand is the other end of the ping-pong that bench compares register reads with.
+func (a *app) echoCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    bench.EchoCommand,
+		Short:  "Send back the messages that come on descriptor 3",
+		Hidden: true,
+		Args:   maxArgs(0),
+		RunE:   func(*cobra.Command, []string) error { bench.Echo(); return nil },
+	}
+}
+
+// benchCommand is the command that `make bench` runs.
 func (a *app) benchCommand() *cobra.Command {
 	var b benchFlags
 	var long strings.Builder
-	long.WriteString(`bench starts pfds of its own and test processes, and measures on this machine, side by
-side, what each suite describes; "all" is every suite, and takes some minutes. Nothing else
-should run: a suite that other programs distorted says so. With -j lines of JSON with every
-sample are printed, with -o csv one line for each figure.
+	long.WriteString(`bench starts its own pfds and test processes and runs suites of measurements on this
+machine; "all" runs every suite and takes some minutes. Run no other programs meanwhile: the
+report marks suites that were distorted by others. With -j bench prints lines of JSON with
+every sample, with -o csv one line for each figure.
 
 `)
 	for _, s := range bench.Suites() {
@@ -49,7 +60,7 @@ sample are printed, with -o csv one line for each figure.
 	}
 	c := &cobra.Command{
 		Use:   "bench SUITE...|all",
-		Short: "Measure transfers into absent memory beside present memory, and what is done instead",
+		Short: "Compare transfers into absent memory with present memory and with pinning",
 		Long:  long.String(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -60,31 +71,31 @@ sample are printed, with -o csv one line for each figure.
 				return usagef("%w", err)
 			}
 			if b.docs != "" && args[0] != "all" {
-				return usagef("--docs: documents get the figures of one run: want all suites")
+				return usagef("--docs: the documents need the figures of all suites from one run: use `bench all`")
 			}
 			return a.bench(cmd.Context(), b, suites)
 		},
 	}
-	b.flags(c, "default both where faults are compared with present memory, shared elsewhere")
+	b.flags(c, "default both if a suite compares faults with present memory, else shared")
 	f := c.Flags()
-	f.StringVar(&b.Untraced, "untraced", "", "a pfd without the probe point, to compare with")
-	f.StringVar(&b.BPFFS, "bpffs", "", "directory of a bpffs for tracing, which is not measured without (root)")
+	f.StringVar(&b.Untraced, "untraced", "", "a pfd without the probe point to compare with")
+	f.StringVar(&b.BPFFS, "bpffs", "", "directory of a bpffs; needed to measure tracing (root)")
 	f.DurationVar(&b.Window, "window", time.Second, "how long each number of channels is kept busy")
-	f.StringVar(&b.docs, "docs", "", "directory of benchmarks.md and evaluation.md, whose sections this writes")
+	f.StringVar(&b.docs, "docs", "", "directory of benchmarks.md and evaluation.md; bench rewrites their sections")
 	return c
 }
 
-// studyCommand sweeps what bench measures at a few points.
+// studyCommand sweeps parameters of which bench measures only a few values.
 func (a *app) studyCommand() *cobra.Command {
 	var b benchFlags
 	var s bench.Study
 	var sizes, patterns []string
 	c := &cobra.Command{
 		Use:   "study",
-		Short: "Sweep methods, policies, sizes, patterns, how many pages are absent, and links",
-		Long: `study starts pfds of its own, one for each link, and measures writes, or reads, for every combination of what the
-flags list. Each list has commas. -o csv gives a line for each combination; --dir gets every
-sample, pictures and a report.`,
+		Short: "Sweep methods, policies, sizes, patterns, absent pages and links",
+		Long: `study starts its own pfds, one for each link, and measures writes or reads for
+every combination of the values in the flags' lists. Separate values by commas. -o csv
+prints a line for each combination; --dir writes every sample, pictures and a report.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, text := range sizes {
@@ -110,19 +121,19 @@ sample, pictures and a report.`,
 	f.StringSliceVar(&s.Methods, "methods", []string{"touch", "gup", "uffd", "populate"}, "how absent pages are brought in")
 	f.StringSliceVar(&s.Policies, "policies", []string{"p1", "p4", "pa"}, "how many pages a fault brings in")
 	f.StringSliceVar(&sizes, "sizes", []string{"4KiB", "64KiB", "1MiB"}, "bytes of a transfer")
-	f.StringSliceVar(&patterns, "patterns", []string{"sequential", "strided", "random", "zipf"}, "order in which memory is visited")
-	f.Float64SliceVar(&s.Probabilities, "probabilities", []float64{0, 0.05, 0.2, 0.5, 1}, "how likely a page of the destination is absent")
-	f.DurationSliceVar(&s.Delays, "link-delays", []time.Duration{0}, "what each frame between the nodes takes (pfd --link-delay)")
-	f.Float64SliceVar(&s.Losses, "link-losses", []float64{0}, "how likely a frame is lost (pfd --link-loss)")
+	f.StringSliceVar(&patterns, "patterns", []string{"sequential", "strided", "random", "zipf"}, "order in which memory is accessed")
+	f.Float64SliceVar(&s.Probabilities, "probabilities", []float64{0, 0.05, 0.2, 0.5, 1}, "probability that a page of the destination is absent")
+	f.DurationSliceVar(&s.Delays, "link-delays", []time.Duration{0}, "delay of each frame between the nodes (pfd --link-delay)")
+	f.Float64SliceVar(&s.Losses, "link-losses", []float64{0}, "probability that a frame is lost (pfd --link-loss)")
 	f.BoolVar(&s.Read, "read", false, "reads instead of writes")
 	return c
 }
 
-// besideThis is a program in the directory of this one.
+// besideThis returns the path of a program in this program's directory.
 func besideThis(name string) string {
 	self, err := os.Executable()
 	if err != nil {
-		return name // PATH has it, or the error names it
+		return name // found in PATH, or the error of the start names it
 	}
 	return filepath.Join(filepath.Dir(self), name)
 }
@@ -139,7 +150,7 @@ func (a *app) bench(ctx context.Context, b benchFlags, suites []bench.Suite) err
 	case b.memory != "":
 		return usagef("--memory %s: want shared, any or both", b.memory)
 	}
-	if b.dir != "" { // before minutes of measurements, not after them
+	if b.dir != "" { // an error comes before minutes of measurements
 		if err := os.MkdirAll(b.dir, 0o755); err != nil {
 			return err
 		}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// study measures every combination once, by processes of its own, and says so in CSV.
+// study measures every combination once with its own processes and prints CSV.
 func TestStudy(t *testing.T) {
 	dir := programs(t)
 	code, out, errs := execute(t, dir, "bin/exanetctl study --methods gup,uffd --policies p1,pa --sizes 4KiB,20000 --patterns random,zipf --probabilities 0,0.5 --link-delays 0s,20us --link-losses 0.001 --count 2 --memory any --dir out -o csv", "TMPDIR="+dir)

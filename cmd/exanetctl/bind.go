@@ -22,10 +22,10 @@ func (a *app) bindCommand() *cobra.Command {
 	f := bindFlags{}
 	c := &cobra.Command{
 		Use:   "bind [ADDRESS...]",
-		Short: "Give nodes to vfio-pci, so that pfd can drive them",
-		Long: `bind takes PCI functions from the drivers that have them and gives them to
-vfio-pci (pfd --device vfio:ADDRESS), or with --driver uio_pci_generic to UIO (pfd
---device uio:ADDRESS). It prints the addresses. It wants root.`,
+		Short: "Bind nodes to vfio-pci, so that pfd can drive them",
+		Long: `bind unbinds PCI functions from their drivers and binds them to vfio-pci
+(pfd --device vfio:ADDRESS), or with --driver uio_pci_generic to UIO (pfd
+--device uio:ADDRESS). It prints the addresses. It needs root.`,
 		Example: `  exanetctl bind 0000:01:00.0
   pfd --device vfio:0000:01:00.0`,
 		Args: cobra.ArbitraryArgs,
@@ -37,8 +37,8 @@ vfio-pci (pfd --device vfio:ADDRESS), or with --driver uio_pci_generic to UIO (p
 		},
 	}
 	f.flags(c)
-	c.Flags().StringVar(&f.driver, "driver", kernel.Driver, kernel.Driver+", or "+kernel.DriverUIO+" where there is no IOMMU")
-	c.Flags().IntVar(&f.wait, "wait", 0, "with --all: wait until there are that many nodes")
+	c.Flags().StringVar(&f.driver, "driver", kernel.Driver, kernel.Driver+", or "+kernel.DriverUIO+" if there is no IOMMU")
+	c.Flags().IntVar(&f.wait, "wait", 0, "with --all: wait until there are this many nodes")
 	return c
 }
 
@@ -46,7 +46,7 @@ func (a *app) unbindCommand() *cobra.Command {
 	f := bindFlags{}
 	c := &cobra.Command{
 		Use:   "unbind [ADDRESS...]",
-		Short: "Take nodes from vfio-pci or uio_pci_generic again",
+		Short: "Unbind nodes from vfio-pci or uio_pci_generic",
 		Args:  cobra.ArbitraryArgs,
 		RunE:  func(cmd *cobra.Command, args []string) error { return a.bind(cmd.Context(), f, args, kernel.Unbind) },
 	}
@@ -58,7 +58,7 @@ func (f *bindFlags) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&f.all, "all", false, "all nodes of this machine")
 }
 
-// look is the time between two looks for nodes (ours).
+// look is the time between two scans for nodes. Defined by this project.
 const look = 20 * time.Millisecond
 
 func (a *app) bind(ctx context.Context, f bindFlags, addrs []string, do func(string) error) error {
@@ -94,8 +94,8 @@ func (a *app) bind(ctx context.Context, f bindFlags, addrs []string, do func(str
 		if err := do(addr); err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintln(a.out, addr); err != nil {
-			return fmt.Errorf("standard output: %w", err)
+		if err := a.println(addr); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -37,7 +37,7 @@ type devtools struct {
 	Error  *struct{ Message string }
 }
 
-// openBrowser opens a page. Where there is no Chromium the test is skipped.
+// openBrowser opens a page. It skips the test if there is no Chromium.
 func openBrowser(t *testing.T, url string) *browser {
 	t.Helper()
 	program := ""
@@ -80,7 +80,7 @@ func openBrowser(t *testing.T, url string) *browser {
 	}()
 	t.Cleanup(func() {
 		toBrowser.Close() // it ends then
-		// Its own group, with all of its processes, in case it does not.
+		// If it does not end, kill its process group.
 		late := time.AfterFunc(patience, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 		var exit *exec.ExitError
 		if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
@@ -105,7 +105,7 @@ func openBrowser(t *testing.T, url string) *browser {
 	return b
 }
 
-// lacking skips a test for want of a program; STRICT=1 makes it fail.
+// lacking skips a test because a program is missing; with STRICT=1 the test fails.
 func lacking(t *testing.T, why string) {
 	t.Helper()
 	if os.Getenv("STRICT") == "1" {
@@ -114,7 +114,7 @@ func lacking(t *testing.T, why string) {
 	t.Skip(why)
 }
 
-// read takes the browser's messages until it ends.
+// read reads the browser's messages until it ends.
 func (b *browser) read(r *bufio.Reader) {
 	for {
 		text, err := r.ReadBytes(0)
@@ -188,7 +188,7 @@ func (b *browser) call(method string, params map[string]any, result any) {
 	}
 }
 
-// eval gives the value of an expression in the page.
+// eval returns the value of an expression in the page.
 func (b *browser) eval(expression string) any {
 	b.t.Helper()
 	var r struct {
@@ -202,7 +202,7 @@ func (b *browser) eval(expression string) any {
 	return r.Result.Value
 }
 
-// until waits until an expression is true; what is not there yet is not.
+// until waits until an expression is true. An expression that fails is not true yet.
 func (b *browser) until(expression string) {
 	b.t.Helper()
 	expression = "(() => { try { return (" + expression + ") } catch (e) { return String(e) } })()"
@@ -219,7 +219,7 @@ func (b *browser) until(expression string) {
 	}
 }
 
-// press sends a key, as the DOM names it.
+// press sends a key by its DOM name.
 func (b *browser) press(key, text string) {
 	b.t.Helper()
 	codes := map[string]int{" ": 32, "Tab": 9, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "Enter": 13}
@@ -241,8 +241,8 @@ func (b *browser) colours(scheme string) {
 	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 }
 
-// shot takes a picture and gives it; with PFD_SHOTS=DIR it is kept there as NAME.FORMAT. With a
-// height it ends there.
+// shot returns a picture of the page, cut at a height if that is given. With PFD_SHOTS=DIR it
+// also writes the picture to DIR/NAME.FORMAT.
 func (b *browser) shot(name, format string, height int) []byte {
 	b.t.Helper()
 	var r struct{ Data string }

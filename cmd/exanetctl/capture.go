@@ -15,7 +15,7 @@ import (
 	"github.com/exanet/pfd/internal/pcapng"
 )
 
-// captureCommand writes what links carry: docs/exanetctl.md.
+// captureCommand captures the packets on links (docs/exanetctl.md).
 func (a *app) captureCommand() *cobra.Command {
 	var file string
 	var count uint64
@@ -26,9 +26,9 @@ func (a *app) captureCommand() *cobra.Command {
 		Short: "Write the packets on the links of a node, or of all, as pcapng for Wireshark",
 		Long: `capture writes pcapng, with an interface for each link, to a file or to standard
 output, until it is interrupted. Wireshark and tshark decode it with
-contrib/wireshark/exanet.lua. Packets hold the bytes that processes send: capture is for
-root and the user of pfd. Packets that come faster than they are written are lost, and
-counted in the capture and on standard error.`,
+contrib/wireshark/exanet.lua. Packets contain the data of processes, so only root and the
+user of pfd can capture. Packets that come faster than they can be written are lost. The
+capture and a message on standard error state their number.`,
 		Example: `  exanetctl capture --write links.pcapng --duration 5s
   exanetctl capture 0 --snap 60 |
       tshark -X lua_script:contrib/wireshark/exanet.lua -r -`,
@@ -42,7 +42,7 @@ counted in the capture and on standard error.`,
 				return usagef("--duration %v: want more than 0", duration)
 			}
 			if file == "" && terminal(a.out) {
-				return usagef("a capture is not for a terminal: give --write FILE, or pipe it into tshark -r -")
+				return usagef("a capture cannot go to a terminal: use --write FILE, or pipe it into tshark -r -")
 			}
 			client, err := a.client()
 			if err != nil {
@@ -61,7 +61,7 @@ counted in the capture and on standard error.`,
 				}
 			}()
 			err = client.Capture(ctx, id[0], snap, func(block []byte) error {
-				if to == nil && file != "" { // pfd captures: the file may go
+				if to == nil && file != "" { // pfd accepted the request: the file may be replaced
 					f, failed := outfile.Await(ctx, file, outfile.Options{})
 					if failed != nil {
 						return fmt.Errorf("--write: %w", failed)
@@ -90,7 +90,7 @@ counted in the capture and on standard error.`,
 				all += n
 			}
 			if ctx.Err() != nil {
-				err = nil // interrupted, or enough
+				err = nil // interrupted, or --count or --duration is reached
 			}
 			if err == nil || errors.Is(err, control.ErrEnded) {
 				fmt.Fprintf(a.err, "%d packets captured, %d lost\n", packets, all)

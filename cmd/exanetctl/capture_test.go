@@ -12,8 +12,8 @@ import (
 	"github.com/exanet/pfd/internal/pcapng"
 )
 
-// capture writes what the links carry while write makes transfers, ends after --count
-// packets, and leaves whole blocks.
+// capture writes the packets of the transfers that write makes, ends after --count packets,
+// and writes only whole blocks.
 func TestCapture(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)
@@ -63,8 +63,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// A file that is there already, and that others may read, is its owner's alone from
-// then on.
+// After capture an existing file that other users could read is readable by its owner only.
 func TestCreatePrivate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "links.pcapng")
 	if err := os.WriteFile(file, []byte("of before"), 0o644); err != nil {
@@ -78,7 +77,7 @@ func TestCreatePrivate(t *testing.T) {
 	if st, err := f.Stat(); err != nil || st.Mode().Perm() != 0o600 || st.Size() != 0 {
 		t.Errorf("%v, %d bytes, %v", st.Mode(), st.Size(), err)
 	}
-	// What is no file stays as it is.
+	// The mode of something other than a file does not change.
 	null, err := outfile.Await(t.Context(), os.DevNull, outfile.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -60,7 +60,7 @@ func TestMonitor(t *testing.T) {
 	}})
 	code, out, errs := ctl("fault", "monitor", "1", "--socket", d.socket)
 	ended := "exanetctl: pfd ended: it was on " + d.socket + "\n"
-	if code != exitNoDaemon || errs != "12 faults left out: they come faster than they are printed\n"+ended || len(d.queries) != 2 || d.queries[0] != "GET /v1/faults/monitor?node=1" {
+	if code != exitNoDaemon || errs != "12 faults omitted: they come faster than they can be printed\n"+ended || len(d.queries) != 2 || d.queries[0] != "GET /v1/faults/monitor?node=1" {
 		t.Errorf("exit code %d, %q, asked %q", code, errs, d.queries)
 	}
 	golden(t, "monitor.table", out)
@@ -74,7 +74,7 @@ func TestMonitor(t *testing.T) {
 	golden(t, "monitor.json", out)
 }
 
-// --watch shows again and again until it is interrupted, and then ends well.
+// --watch repeats the output until it is interrupted, and then ends with exit code 0.
 func TestWatch(t *testing.T) {
 	for _, args := range []string{"status", "node", "node show -j", "domain show", "fault", "counter --all"} {
 		d := startDaemon(t, fakeAnswers)
@@ -97,7 +97,7 @@ func TestWatch(t *testing.T) {
 			between = ""
 		}
 		want := strings.Repeat(between+once, times)[len(between):]
-		// The request that the interruption cut may have begun a picture.
+		// The request that was interrupted may have begun an output.
 		if code != exitOK || errs.Len() != 0 || !strings.HasPrefix(out.String(), want) || strings.Count(out.String(), once) > times+1 {
 			t.Errorf("%s: exit code %d, %q, shows\n%s\nwant %d times\n%s", args, code, errs.String(), out.String(), times, once)
 		}
@@ -106,7 +106,7 @@ func TestWatch(t *testing.T) {
 	if code, _, errs := ctl("status", "--watch", "1ms", "--socket", d.socket); code != exitUsage || !strings.Contains(errs, "100ms or more") {
 		t.Errorf("--watch 1ms: exit code %d, %q", code, errs)
 	}
-	// A daemon that goes away ends it.
+	// It ends if the daemon ends.
 	if code, _, _ := ctl("status", "--watch", "1s", "--socket", d.socket+".none"); code != exitNoDaemon {
 		t.Errorf("without a daemon: exit code %d", code)
 	}

@@ -2,13 +2,13 @@ package main
 
 import "github.com/spf13/cobra"
 
-// addCommands adds all commands in the groups and in the order of the help text.
+// addCommands adds all commands in the groups and the order of the help text.
 func (a *app) addCommands(root *cobra.Command) {
 	for _, g := range []struct {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"look", "Look at a running pfd:", []*cobra.Command{
+		{"look", "Observe a running pfd:", []*cobra.Command{
 			a.statusCommand(), a.topCommand(), a.uiCommand(),
 			a.nodeCommand(), a.domainCommand(), a.channelCommand(), a.transactionCommand(), a.faultCommand(),
 			a.fifoCommand(), a.smmuCommand(), a.counterCommand(), a.traceCommand(), a.captureCommand(),

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// words completes an argument or a flag by words that are found when a shell asks; what
-// cannot be found is no word.
+// words completes an argument or a flag with the words that find returns when a shell asks.
+// After an error there are none.
 func words(find func(ctx context.Context) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		list, err := find(cmd.Context())
@@ -24,7 +24,7 @@ func words(find func(ctx context.Context) ([]string, error)) cobra.CompletionFun
 	}
 }
 
-// once completes the first argument alone.
+// once completes only the first argument.
 func once(f cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, part string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -66,13 +66,12 @@ func (a *app) counterWords() cobra.CompletionFunc {
 	})
 }
 
-// completeFlag has a shell ask f about a flag.
+// completeFlag completes the values of a flag with f.
 func completeFlag(c *cobra.Command, flag string, f cobra.CompletionFunc) {
-	// It fails only where there is no such flag, or it is done twice.
-	_ = c.RegisterFlagCompletionFunc(flag, f)
+	_ = c.RegisterFlagCompletionFunc(flag, f) // fails only for an unknown flag, or if called twice
 }
 
-// completeColumns completes --columns and --sort, which are lists with commas.
+// completeColumns completes --columns and --sort, which are lists separated by commas.
 func completeColumns(c *cobra.Command, columns []string) {
 	complete := func(signs ...string) cobra.CompletionFunc {
 		return func(_ *cobra.Command, _ []string, part string) (list []string, _ cobra.ShellCompDirective) {

@@ -23,9 +23,8 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// demoCommand is what `make demo` runs: the main job by the programs
-// themselves, as a user would type them. Every number of its last line comes
-// from their JSON.
+// demoCommand is the command that `make demo` runs. It runs the programs as a user would. The
+// counters in its last line come from pfd.
 func (a *app) demoCommand() *cobra.Command {
 	var bin string
 	var link struct {
@@ -35,7 +34,7 @@ func (a *app) demoCommand() *cobra.Command {
 	}
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Start a pfd, make transfers into absent memory, show what happened",
+		Short: "Start a pfd, make transfers into absent memory, show the faults",
 		Args:  maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var args []string
@@ -47,32 +46,33 @@ func (a *app) demoCommand() *cobra.Command {
 			return a.demo(cmd.Context(), bin, args)
 		},
 	}
-	c.Flags().StringVar(&bin, "bin", "", "directory of the programs (default this one's)")
+	c.Flags().StringVar(&bin, "bin", "", "directory of the programs (default that of this program)")
 	config.Link(c.Flags(), &link.delay, &link.loss, &link.seed)
 	return c
 }
 
-// demoLive is the run that goes on while channels and FIFOs are shown.
+// demoLive is the run during which channels and FIFOs are shown.
 var demoLive = []string{"write", "--size", "64MiB", "--parallel", "6", "--policy", "p1", "--dst", "absent"}
 
-// demo is a demo underway.
+// demo is the state of a running demo.
 type demo struct {
 	*app
-	ctl    string // exanetctl
+	ctl    string // path of exanetctl
 	socket string
-	bytes  int // that arrived and were checked
+	pfd    *control.Client
+	bytes  int // number of bytes that arrived and were checked
 }
 
 func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
 	if bin == "" {
 		bin = filepath.Dir(besideThis("exanetctl"))
 	}
-	// pfd is ended with the thread that started it (workload.StartDaemon).
+	// pfd ends with the thread that started it (workload.StartDaemon).
 	runtime.LockOSThread()
 	d := &demo{app: a, ctl: filepath.Join(bin, "exanetctl")}
 	p, err := workload.StartDaemon(ctx, filepath.Join(bin, "pfd"), 2, args...)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: make build, or name its directory with --bin", err)
+		err = fmt.Errorf("%w: run `make build`, or name its directory with --bin", err)
 	}
 	if err != nil {
 		return err
@@ -83,26 +83,27 @@ func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
 			err = errors.Join(err, p.Stop())
 		}
 		if err != nil && ctx.Err() != nil {
-			// What broke in consequence does not matter.
+			// The first error is a consequence of the interruption.
 			err = fmt.Errorf("demo: interrupted: %w", context.Cause(ctx))
 		}
 	}()
 	d.socket = p.Socket()
+	if d.pfd, err = control.New(d.socket); err != nil {
+		return err
+	}
+	defer d.pfd.Close()
 	d.say("$ %s &", strings.Join(p.Command(), " "))
 	d.say("$ export SOCKET=%s", d.socket)
-	d.say("")
-	d.say("An RDMA write into memory of another process that nobody has touched:")
+	d.say("\nAn RDMA write into absent memory of another process:")
 	if err := d.show(ctx, "write", "--size", "1MiB", "--count", "10", "--dst", "absent", "--policy", "pa", "--socket", "$SOCKET"); err != nil {
 		return err
 	}
 	d.bytes += 10 << 20
-	d.say("")
-	d.say("What a fault costs, beside present memory:")
+	d.say("\nThe cost of a fault, compared with present memory:")
 	if err := d.show(ctx, "bench", "methods", "--count", "200"); err != nil {
 		return err
 	}
-	d.say("")
-	d.say("Where the time of a fault goes:")
+	d.say("\nThe stages of a fault:")
 	for _, args := range [][]string{
 		{"write", "--count", "200", "--warm", "--dst", "absent", "--socket", "$SOCKET"},
 		{"fault", "stages", "--last", "200", "--socket", "$SOCKET"},
@@ -115,7 +116,7 @@ func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
 	if err := d.live(ctx); err != nil {
 		return err
 	}
-	total, err := d.counted(ctx)
+	total, err := d.pfd.Status(ctx)
 	if err != nil {
 		return err
 	}
@@ -123,8 +124,7 @@ func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
 	if err := p.Stop(); err != nil {
 		return err
 	}
-	d.say("")
-	d.say("pfd has stopped in good order.")
+	d.say("\npfd has stopped with exit code 0.")
 	if total.PinnedBytes != 0 {
 		return fmt.Errorf("%d bytes were pinned, want 0", total.PinnedBytes)
 	}
@@ -132,20 +132,11 @@ func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
 	return nil
 }
 
-// counted is what pfd has counted.
-func (d *demo) counted(ctx context.Context) (control.Status, error) {
-	c, err := control.New(d.socket)
-	if err != nil {
-		return control.Status{}, err
-	}
-	defer c.Close()
-	return c.Status(ctx)
-}
-
-// say writes a line. A broken standard output shows in the commands' errors.
+// say writes a line. The commands report errors of standard output.
 func (d *demo) say(format string, args ...any) { _, _ = fmt.Fprintf(d.out, format+"\n", args...) }
 
-// command is exanetctl with arguments, as it is shown; it ends with this process.
+// command prints a command line of exanetctl and returns the command. It ends with this
+// process.
 func (d *demo) command(ctx context.Context, args ...string) *exec.Cmd {
 	d.say("$ %s %s", d.ctl, strings.Join(args, " "))
 	run := slices.Clone(args)
@@ -157,12 +148,12 @@ func (d *demo) command(ctx context.Context, args ...string) *exec.Cmd {
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	c.Stdout, c.Stderr = d.out, d.err
 	if d.width() == 0 {
-		c.Env = append(os.Environ(), "COLUMNS=80") // in a pipe, too, it is read by people
+		c.Env = append(os.Environ(), "COLUMNS=80") // people read it also behind a pipe
 	}
 	return c
 }
 
-// show runs a command and shows what it shows.
+// show runs a command and shows its output.
 func (d *demo) show(ctx context.Context, args ...string) error {
 	if err := d.command(ctx, args...).Run(); err != nil {
 		return fmt.Errorf("exanetctl %s: %w", strings.Join(args, " "), err)
@@ -170,10 +161,9 @@ func (d *demo) show(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// live shows channels and FIFOs while transfers go on.
+// live shows channels and FIFOs during transfers.
 func (d *demo) live(ctx context.Context) error {
-	d.say("")
-	d.say("Channels and page-fault FIFOs while six transfers of 64 MiB go on:")
+	d.say("\nChannels and page-fault FIFOs during six transfers of 64 MiB:")
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := d.command(ctx, append(demoLive, "--socket", "$SOCKET")...)
@@ -202,15 +192,10 @@ func (d *demo) live(ctx context.Context) error {
 	return nil
 }
 
-// underWay waits until all six transfers are.
+// underWay waits until all six transfers are in flight.
 func (d *demo) underWay(ctx context.Context, ended chan error) error {
-	c, err := control.New(d.socket)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
 	for {
-		channels, err := c.Channels(ctx, 0)
+		channels, err := d.pfd.Channels(ctx, 0)
 		if err != nil {
 			return err
 		}
@@ -224,7 +209,7 @@ func (d *demo) underWay(ctx context.Context, ended chan error) error {
 			return nil
 		}
 		select {
-		case err := <-ended: // its result says more
+		case err := <-ended: // live reports its error
 			ended <- err
 			return nil
 		case <-time.After(time.Millisecond):

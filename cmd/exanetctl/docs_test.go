@@ -47,7 +47,7 @@ func TestDocsNameAll(t *testing.T) {
 	}
 }
 
-// Every help text fits 80 columns, and none has the words of Go's types.
+// Every help text fits 80 columns, and none contains names of Go types.
 func TestHelpFitsTheTerminal(t *testing.T) {
 	types := regexp.MustCompile(`\b(u?int(8|16|32|64)?|float(32|64)?|\w+Slice)\b`)
 	var walk func(c *cobra.Command)
@@ -68,7 +68,7 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 	}
 	root := newRoot(streams{})
 	walk(root)
-	// A new user meets them in groups: cobra's own and two more stand at the end.
+	// All commands but cobra's own and two more are in groups.
 	for _, c := range root.Commands() {
 		if others := "completion help replay version"; c.IsAvailableCommand() && c.GroupID == "" && !strings.Contains(others, c.Name()) {
 			t.Errorf("%s is in no group", c.Name())

@@ -10,21 +10,21 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// Verdicts of a check.
+// Verdicts of a check. Values are defined by this project.
 const (
 	verdictOK      = "ok"
-	verdictLater   = "later"   // not there, and nothing of this machine uses it
-	verdictWarning = "warning" // the main job works; something is slower or off
-	verdictError   = "error"   // the main job does not work
+	verdictLater   = "later"   // missing, but nothing on this machine needs it
+	verdictWarning = "warning" // the main function works; something is slower or switched off
+	verdictError   = "error"   // the main function does not work
 )
 
 // check is one line of the doctor's report.
 type check struct {
 	Name    string `json:"name"`
 	Verdict string `json:"verdict"`
-	Found   string `json:"found"`            // what is there
-	Need    string `json:"needed_for"`       // what it is for
-	Remedy  string `json:"remedy,omitempty"` // what to do about it
+	Found   string `json:"found"`
+	Need    string `json:"needed_for"`
+	Remedy  string `json:"remedy,omitempty"`
 }
 
 // report is the doctor's JSON.
@@ -33,7 +33,7 @@ type report struct {
 	Checks  []check `json:"checks"`
 }
 
-// Capabilities that matter here (linux/capability.h).
+// Capabilities that doctor checks (linux/capability.h).
 const (
 	capSysPtrace = 19
 	capSysAdmin  = 21
@@ -41,39 +41,39 @@ const (
 	capBPF       = 39
 )
 
-// facts is what the doctor saw. The checks are judged from it alone.
+// facts are the observations of the doctor. The checks use nothing else.
 type facts struct {
 	Kernel       [2]int // major, minor
 	Release      string
 	Caps         uint64 // effective capabilities
 	Yama         int    // kernel.yama.ptrace_scope, -1 without Yama
-	Pagemap      error  // reading the residency of an own page
+	Pagemap      error  // reading the residency of a page of this process
 	PagemapScan  error  // PAGEMAP_SCAN
 	ProcmapQuery error  // PROCMAP_QUERY
 	ProcessVM    error  // process_vm_readv and writev
-	Kcmp         error  // kcmp(2) of own address space
+	Kcmp         error  // kcmp(2) of this process's address space
 	Memfd        error  // a sealed memfd
 	PeerPidfd    error  // SO_PEERPIDFD
 	Netlink      error  // a NETLINK_USERSOCK socket
 	Populate     error  // MADV_POPULATE_WRITE
 	Uffd         error  // userfaultfd, user mode only
 	UffdFull     bool   // full mode: sysctl, capability or /dev/userfaultfd
-	UffdProtects bool   // write-protect faults, with which user mode is enough
+	UffdProtects bool   // write-protect faults; with them user mode is enough
 	BTF          bool   // /sys/kernel/btf/vmlinux
-	BPFDisabled  string // kernel.unprivileged_bpf_disabled, "" unknown
+	BPFDisabled  string // kernel.unprivileged_bpf_disabled; "" if unknown
 	BPFFS        bool   // a BPF file system is mounted
-	Lockdown     string // kernel lockdown, "" none
+	Lockdown     string // kernel lockdown; "" if there is none
 	VFIO         bool   // /dev/vfio/vfio
 	IOMMUFD      bool   // /dev/iommu
 	IOMMUGroups  int
-	Nodes        int    // PCI functions that are nodes
-	Node         error  // why pfd cannot have one of them
-	NodeRemedy   string // what settles that
-	UIO          int    // UIO devices
-	Memlock      uint64 // RLIMIT_MEMLOCK, bytes; all ones: unlimited
+	Nodes        int    // number of PCI functions that are nodes
+	Node         error  // why pfd cannot drive one of them
+	NodeRemedy   string // the remedy for Node
+	UIO          int    // number of UIO devices
+	Memlock      uint64 // RLIMIT_MEMLOCK in bytes; all ones means unlimited
 	Socket       string // control socket
-	Daemon       error  // why pfd was not reached
-	DaemonText   string // what it is, where it was
+	Daemon       error  // why pfd does not answer
+	DaemonText   string // description of pfd if it answers
 }
 
 func (f facts) cap(n uint) bool { return f.Caps&(1<<n) != 0 }
@@ -82,23 +82,23 @@ func (f facts) atLeast(major, minor int) bool {
 	return f.Kernel[0] > major || f.Kernel[0] == major && f.Kernel[1] >= minor
 }
 
-// judge makes the report's lines.
+// judge returns the checks of the report.
 func (f facts) judge() []check {
 	checks := []check{f.kernel(), f.ptrace()}
 	for _, c := range []struct {
 		name, found, need, remedy string
 		err                       error
-		verdict                   string // where err is not nil
+		verdict                   string // if err is not nil
 	}{
 		{"pagemap", "readable", "the emulated SMMU's walk", "mount /proc (a container may hide it)", f.Pagemap, verdictError},
-		{"process_vm", "works", "moving data without pinning", "allow process_vm_readv and process_vm_writev in the seccomp policy", f.ProcessVM, verdictError},
-		{"kcmp", "works", "naming a process's memory by its keeper", "nothing fails without it, and each process then has a memory helper, which makes transfers slower: allow kcmp in the seccomp policy, or use a kernel with CONFIG_KCMP", f.Kcmp, verdictWarning},
+		{"process_vm", "works", "copying data without pinning", "allow process_vm_readv and process_vm_writev in the seccomp policy", f.ProcessVM, verdictError},
+		{"kcmp", "works", "naming a process's memory by its keeper", "without it each process has a memory helper, which makes transfers slower: allow kcmp in the seccomp policy, or use a kernel with CONFIG_KCMP", f.Kcmp, verdictWarning},
 		{"memfd", "works, with seals", "attachments", "allow memfd_create in the seccomp policy", f.Memfd, verdictError},
 		{"netlink", "works", "the touch method", "allow sockets of family AF_NETLINK, protocol NETLINK_USERSOCK, or use --method gup", f.Netlink, verdictError},
 		{"populate", "works", "the touch method", "use Linux 5.14 or newer", f.Populate, verdictError},
-		{"peer-pidfd", "works", "attachments: holding processes by descriptors", "use Linux 6.5 or newer", f.PeerPidfd, verdictError},
+		{"peer-pidfd", "works", "attachments: referring to processes by descriptors", "use Linux 6.5 or newer", f.PeerPidfd, verdictError},
 		{"procmap-query", "works", "fast look-ups of mappings", "use Linux 6.11 or newer; until then /proc/PID/maps is read", f.ProcmapQuery, verdictWarning},
-		{"pagemap-scan", "works", "telling the zero page from a page of one's own", "use Linux 6.7 or newer; until then such pages fault once more", f.PagemapScan, verdictWarning},
+		{"pagemap-scan", "works", "distinguishing the zero page from other pages", "use Linux 6.7 or newer; until then writes to such pages fault once more", f.PagemapScan, verdictWarning},
 	} {
 		k := check{Name: c.name, Verdict: verdictOK, Found: c.found, Need: c.need}
 		if c.err != nil {
@@ -111,7 +111,7 @@ func (f facts) judge() []check {
 
 func (f facts) kernel() check {
 	c := check{Name: "kernel", Verdict: verdictOK, Found: f.Release, Need: "everything"}
-	// attach: SO_PEERPIDFD, without which no process can be held safely.
+	// Attaching needs SO_PEERPIDFD: a process number may be reused, a pidfd is not.
 	if !f.atLeast(6, 5) {
 		c.Verdict = verdictError
 		c.Remedy = "use Linux 6.5 or newer; 6.11 or newer is best"
@@ -119,16 +119,16 @@ func (f facts) kernel() check {
 	return c
 }
 
-// ptrace judges the right to reach other processes' memory, PTRACE_MODE_ATTACH
+// ptrace checks the right to access other processes' memory, PTRACE_MODE_ATTACH
 // (ptrace(2), "Ptrace access mode checking"; Yama: admin-guide/LSM/Yama.rst). pfd
-// uses its own for processes of its user; others start a helper of their own, by
-// the same rule.
+// uses its own right for processes of its user. Processes of other users start a helper,
+// to which the same rules apply.
 func (f facts) ptrace() check {
-	c := check{Name: "ptrace", Verdict: verdictOK, Need: "reaching the memory of attached processes"}
+	c := check{Name: "ptrace", Verdict: verdictOK, Need: "accessing the memory of attached processes"}
 	switch {
 	case f.Yama >= 3:
 		c.Verdict = verdictError
-		c.Found = fmt.Sprintf("Yama ptrace_scope %d: nobody may", f.Yama)
+		c.Found = fmt.Sprintf("Yama ptrace_scope %d: no process may", f.Yama)
 		c.Remedy = "set kernel.yama.ptrace_scope to 1 in /etc/sysctl.d and restart the machine (3 cannot be lowered while it runs)"
 	case f.Yama == 2 && !f.cap(capSysPtrace):
 		c.Verdict = verdictError
@@ -137,7 +137,7 @@ func (f facts) ptrace() check {
 	case f.Yama == 1:
 		c.Found = "Yama ptrace_scope 1: processes that use the library"
 	default:
-		c.Found = "dumpable processes of the own user; others by helpers"
+		c.Found = "dumpable processes of the same user; others by helpers"
 	}
 	return c
 }
@@ -150,10 +150,10 @@ func (f facts) userfaultfd() check {
 		c.Remedy = "use a kernel with CONFIG_USERFAULTFD, and allow userfaultfd in the seccomp policy"
 	case f.UffdProtects:
 	case f.UffdFull:
-		c.Found = "full mode: own touches wait for pfd"
+		c.Found = "full mode: a process's own touches wait for pfd"
 	default:
 		c.Verdict, c.Found = verdictWarning, "user mode only: system calls fail on absent pages"
-		c.Remedy = "use Linux 6.10 or newer on arm64; or sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd for the processes that attach with method uffd: their library makes the userfaultfd"
+		c.Remedy = "use Linux 6.10 or newer on arm64; or set sysctl vm.unprivileged_userfaultfd=1; or allow access to /dev/userfaultfd for the processes that attach with method uffd, whose library makes the userfaultfd"
 	}
 	return c
 }
@@ -171,11 +171,11 @@ func (f facts) bpf() check {
 			text += " (kernel.unprivileged_bpf_disabled " + f.BPFDisabled + ")"
 		}
 		found = append(found, text)
-		remedy = append(remedy, "run as root, or give CAP_BPF and CAP_PERFMON")
+		remedy = append(remedy, "run as root, or with CAP_BPF and CAP_PERFMON")
 	}
 	if !f.BPFFS {
 		found = append(found, "bpffs not mounted")
-		remedy = append(remedy, "mount -t bpf bpf /sys/fs/bpf (root's `trace on` does it)")
+		remedy = append(remedy, "mount -t bpf bpf /sys/fs/bpf (`trace on` as root does it)")
 	}
 	if !f.atLeast(6, 6) && !f.cap(capSysAdmin) {
 		found = append(found, "Linux older than 6.6")
@@ -183,13 +183,13 @@ func (f facts) bpf() check {
 	}
 	if f.Lockdown == "confidentiality" {
 		found = append(found, "lockdown "+f.Lockdown)
-		remedy = append(remedy, "this lockdown forbids BPF programs to read the kernel's memory: the stages are measured, what needs such reads is not (trace status tells); it can only be lifted at boot")
+		remedy = append(remedy, "this lockdown keeps BPF programs from reading kernel memory: the stages are measured, but not the figures that need such reads (see `trace status`); it can only be lifted at boot")
 	}
 	if len(found) > 0 {
 		c.Verdict = verdictLater
 		c.Found, c.Remedy = strings.Join(found, "; "), strings.Join(remedy, "; ")
 	} else {
-		c.Found = "BTF, rights and bpffs are there"
+		c.Found = "BTF, capabilities and bpffs"
 	}
 	return c
 }
@@ -225,7 +225,7 @@ func (f facts) uio() check {
 }
 
 func (f facts) memlock() check {
-	c := check{Name: "memlock", Verdict: verdictOK, Need: "nodes that are PCI functions: mapping for them pins"}
+	c := check{Name: "memlock", Verdict: verdictOK, Need: "nodes that are PCI functions: VFIO pins the memory mapped for them"}
 	if f.Memlock == ^uint64(0) {
 		c.Found = "unlimited"
 		return c
@@ -236,13 +236,13 @@ func (f facts) memlock() check {
 		if f.Nodes > 0 {
 			c.Verdict = verdictWarning
 		}
-		c.Remedy = "for VFIO only: LimitMEMLOCK of the windows and their tables in the service (528M for two nodes), or ulimit -l"
+		c.Remedy = "for VFIO only: set LimitMEMLOCK in the service to the size of the windows and their tables (528M for two nodes), or use ulimit -l"
 	}
 	return c
 }
 
 func (f facts) daemon() check {
-	c := check{Name: "daemon", Verdict: verdictOK, Found: f.DaemonText, Need: "everything but doctor"}
+	c := check{Name: "daemon", Verdict: verdictOK, Found: f.DaemonText, Need: "all commands that use pfd"}
 	if f.Daemon != nil {
 		c.Verdict, c.Found = verdictWarning, f.Daemon.Error()
 		if errors.Is(f.Daemon, control.ErrNoDaemon) && f.Socket != "" {
@@ -251,8 +251,8 @@ func (f facts) daemon() check {
 		if f.Socket != "" {
 			c.Remedy = "start one: pfd --nodes 2 --socket " + f.Socket
 		} else {
-			// There is no default to fall back on (control.FindSocket).
-			c.Remedy = "start one: pfd --nodes 2 --socket PATH, and give exanetctl the same --socket"
+			// There is no default socket (control.FindSocket).
+			c.Remedy = "start one: pfd --nodes 2 --socket PATH, and use the same --socket with exanetctl"
 		}
 	}
 	return c
@@ -261,12 +261,12 @@ func (f facts) daemon() check {
 func (a *app) doctorCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
-		Short: "Check what this machine allows, and name the remedy of each trouble",
-		Long: `doctor checks what this machine allows and names the remedy of each trouble.
-It needs no daemon. "error" stops the main job, RDMA into absent memory by the
-emulator; "warning" makes something slower or switches off what the main job
-does not need; "later" is not there and used by nothing on this machine (-j has its
-remedy). The exit code is 1 when there is an error.`,
+		Short: "Check what this machine supports, and name a remedy for each problem",
+		Long: `doctor checks what this machine supports and names a remedy for each problem.
+It needs no daemon. With an "error" RDMA into absent memory of emulated nodes does
+not work; with a "warning" something is slower, or something else does not work;
+"later" is missing but not used on this machine (-j prints its remedy). The exit
+code is 1 if there is an error.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f := gather("/", a.socket)
@@ -277,7 +277,7 @@ remedy). The exit code is 1 when there is an error.`,
 			}
 			for _, c := range r.Checks {
 				if c.Verdict == verdictError {
-					return fmt.Errorf("%w: the main job does not work on this machine: %s: %s", errReported, c.Name, c.Remedy)
+					return fmt.Errorf("%w: RDMA does not work on this machine: %s: %s", errReported, c.Name, c.Remedy)
 				}
 			}
 			return nil
@@ -310,7 +310,7 @@ func (a *app) printReport(r report) error {
 	for _, c := range r.Checks {
 		t.add(c.Verdict, c.Name, c.Need, c.Found)
 	}
-	// Colours would upset the columns: they come in when the lines are made.
+	// Colours would disturb the layout of the columns: they are added to the finished lines.
 	if err := t.flushWith(func(line string) string {
 		if !colour {
 			return line
@@ -324,14 +324,10 @@ func (a *app) printReport(r report) error {
 	}); err != nil {
 		return err
 	}
-	to := a.out
-	if a.format == formatCSV {
-		to = a.err // it is no row
-	}
 	for _, c := range r.Checks {
 		if c.Remedy != "" && c.Verdict != verdictLater {
-			if _, err := fmt.Fprintf(to, "remedy %s: %s\n", c.Name, c.Remedy); err != nil {
-				return fmt.Errorf("standard output: %w", err)
+			if err := a.remark("remedy %s: %s", c.Name, c.Remedy); err != nil {
+				return err
 			}
 		}
 	}

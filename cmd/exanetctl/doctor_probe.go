@@ -26,8 +26,8 @@ const (
 	ioctlProcmapQuery = 3<<30 | 104<<16 | 'f'<<8 | 17
 )
 
-// gather looks at the machine. Files are read below root; what must be tried
-// is tried on this process.
+// gather collects the facts. It reads files below root and tries system calls on this
+// process.
 func gather(root, socket string) facts {
 	f := facts{
 		Socket:       socket,
@@ -45,7 +45,7 @@ func gather(root, socket string) facts {
 	f.readFiles(root)
 	f.lookAtNodes()
 	f.UffdProtects = uffd.Protects()
-	f.UffdFull = probeUserfaultfd(unix.O_CLOEXEC|unix.O_NONBLOCK) == nil || usable(filepath.Join(root, "dev/userfaultfd"))
+	f.UffdFull = probeUserfaultfd(unix.O_CLOEXEC|unix.O_NONBLOCK) == nil || unix.Access(filepath.Join(root, "dev/userfaultfd"), unix.R_OK|unix.W_OK) == nil
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) == nil {
 		f.Memlock = lim.Cur
@@ -53,7 +53,7 @@ func gather(root, socket string) facts {
 	return f
 }
 
-// lookAtNodes finds the machine's nodes, and what keeps pfd from them.
+// lookAtNodes finds the machine's nodes and the reason why pfd cannot drive one of them.
 func (f *facts) lookAtNodes() {
 	addrs, err := kernel.Find(mediate.PCIVendor, mediate.PCIDevice)
 	if err != nil {
@@ -71,7 +71,7 @@ func (f *facts) lookAtNodes() {
 	}
 }
 
-// readFiles takes the facts that stand in files below root.
+// readFiles reads facts from files below root.
 func (f *facts) readFiles(root string) {
 	text := func(name string) string {
 		b, err := os.ReadFile(filepath.Join(root, name))
@@ -93,7 +93,7 @@ func (f *facts) readFiles(root string) {
 	}
 	f.Release = text("proc/sys/kernel/osrelease")
 	f.Kernel = kernelVersion(f.Release)
-	f.Caps, _ = procstatus.Mask([]byte(text("proc/self/status")), "CapEff") // 0: there is none to read
+	f.Caps, _ = procstatus.Mask([]byte(text("proc/self/status")), "CapEff") // 0 on error
 	f.Yama = -1
 	if n, err := strconv.Atoi(text("proc/sys/kernel/yama/ptrace_scope")); err == nil {
 		f.Yama = n
@@ -108,7 +108,7 @@ func (f *facts) readFiles(root string) {
 	f.UIO = count("sys/class/uio")
 }
 
-// kernelVersion reads "6.18.44-x" as 6, 18.
+// kernelVersion returns 6, 18 for "6.18.44-x".
 func kernelVersion(release string) (v [2]int) {
 	parts := strings.SplitN(release, ".", 3)
 	for i := 0; i < len(parts) && i < 2; i++ {
@@ -122,7 +122,7 @@ func kernelVersion(release string) (v [2]int) {
 	return v
 }
 
-// lockdown reads the chosen word of "none [integrity] confidentiality".
+// lockdown returns the word in brackets of "none [integrity] confidentiality".
 func lockdown(text string) string {
 	_, rest, ok := strings.Cut(text, "[")
 	if !ok {
@@ -132,10 +132,8 @@ func lockdown(text string) string {
 	return word
 }
 
-func usable(name string) bool { return unix.Access(name, unix.R_OK|unix.W_OK) == nil }
-
-// probeIoctl tries an ioctl with no argument: a kernel that has it answers
-// EFAULT, one that has not ENOTTY.
+// probeIoctl tries an ioctl without an argument: it fails with EFAULT if the kernel supports
+// it, otherwise with ENOTTY.
 func probeIoctl(name string, request uint) error {
 	file, err := os.Open(name)
 	if err != nil {
@@ -148,7 +146,7 @@ func probeIoctl(name string, request uint) error {
 	return nil
 }
 
-// probePagemap reads the residency of a page of this program's data.
+// probePagemap reads the residency of a page of this process.
 func probePagemap(name string) error {
 	file, err := os.Open(name)
 	if err != nil {
@@ -187,12 +185,12 @@ func probeProcessVM() error {
 		return fmt.Errorf("process_vm_writev: %w", err)
 	}
 	if got[0] != data[0] {
-		return errors.New("process_vm_readv reads something else than memory holds")
+		return errors.New("process_vm_readv returns wrong data")
 	}
 	return nil
 }
 
-// address gives the address of b's first byte.
+// address returns the address of b's first byte.
 func address(b []byte) uintptr { return reflect.ValueOf(b).Pointer() }
 
 func probeMemfd() error {
@@ -200,7 +198,7 @@ func probeMemfd() error {
 	if err != nil {
 		return err
 	}
-	return closing("memfd", unix.Close(fd))
+	return os.NewSyscallError("close", unix.Close(fd))
 }
 
 func probePeerPidfd() error {
@@ -214,14 +212,7 @@ func probePeerPidfd() error {
 	if err != nil {
 		return fmt.Errorf("SO_PEERPIDFD: %w", err)
 	}
-	return closing("pidfd", unix.Close(pidfd))
-}
-
-func closing(what string, err error) error {
-	if err != nil {
-		return fmt.Errorf("close %s: %w", what, err)
-	}
-	return nil
+	return os.NewSyscallError("close", unix.Close(pidfd))
 }
 
 func probeSocket() error {
@@ -229,7 +220,7 @@ func probeSocket() error {
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
-	return closing("socket", unix.Close(fd))
+	return os.NewSyscallError("close", unix.Close(fd))
 }
 
 func probePopulate() error {
@@ -255,5 +246,5 @@ func probeUserfaultfd(flags uintptr) error {
 	if errno != 0 {
 		return fmt.Errorf("userfaultfd: %w", errno)
 	}
-	return closing("userfaultfd", unix.Close(int(fd)))
+	return os.NewSyscallError("close", unix.Close(int(fd)))
 }

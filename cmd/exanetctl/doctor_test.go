@@ -90,7 +90,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A machine's files, and what is read from them.
+// Files of a machine, and the facts that gather reads from them.
 func TestReadFiles(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{
@@ -141,7 +141,7 @@ func TestKernelVersion(t *testing.T) {
 	}
 }
 
-// The doctor on this machine: what the tests of this repository need works.
+// On this machine everything works that the tests of this repository need.
 func TestDoctorHere(t *testing.T) {
 	code, out, errs := ctl("doctor", "-j", "--socket", filepath.Join(t.TempDir(), "none"))
 	var r report

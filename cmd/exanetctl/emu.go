@@ -20,7 +20,7 @@ import (
 	"github.com/exanet/pfd/internal/yield"
 )
 
-// emuFlags are the flags of emu serve as they are given.
+// emuFlags are the flags of emu serve.
 type emuFlags struct {
 	serve.Config
 	directory string
@@ -31,7 +31,7 @@ type emuFlags struct {
 func (a *app) emuCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "emu",
-		Short: "The emulated nodes in a process of their own",
+		Short: "Serve emulated nodes from a separate process",
 		Args:  cobra.ArbitraryArgs,
 		RunE:  orHelp,
 	}
@@ -43,14 +43,14 @@ func (a *app) emuServeCommand() *cobra.Command {
 	f := emuFlags{Config: serve.Config{Nodes: 2, VABits: 48}, level: "warn"}
 	c := &cobra.Command{
 		Use:   "serve --socket-dir DIR",
-		Short: "Put emulated nodes behind vfio-user sockets, a PCI device each",
+		Short: "Serve emulated nodes at vfio-user sockets, each as a PCI device",
 		Long: `serve makes --nodes emulated nodes and serves each as a PCI device at a
 vfio-user socket: DIR/node0.sock, DIR/node1.sock and so on. A pfd drives them
-(pfd --device vfio-user:DIR/node0.sock), or a virtual machine has them
-(qemu-system-x86_64 -device vfio-user-pci). A device keeps its state when its
-driver goes and another comes; with this process it is gone. SIGTERM or SIGINT
-ends it with exit code 0, and a warning for each client that it still has: stop
-virtual machines first, QEMU aborts when the socket of a device closes.`,
+(pfd --device vfio-user:DIR/node0.sock), or a virtual machine uses them
+(qemu-system-x86_64 -device vfio-user-pci). A device keeps its state when one
+driver disconnects and another connects, until this process ends. SIGTERM or
+SIGINT ends it with exit code 0 and a warning for each connected client: stop
+virtual machines first, because QEMU aborts when a device's socket closes.`,
 		Example: `  exanetctl emu serve --nodes 2 --socket-dir /tmp/exanet
   pfd --socket /tmp/pfd.sock \
       --device vfio-user:/tmp/exanet/node0.sock,/tmp/exanet/node1.sock`,
@@ -59,12 +59,12 @@ virtual machines first, QEMU aborts when the socket of a device closes.`,
 	}
 	fs := c.Flags()
 	fs.IntVar(&f.Nodes, "nodes", f.Nodes, "emulated nodes, 1 to 64")
-	fs.StringVar(&f.directory, "socket-dir", "", "directory of the sockets; it is made where it is not there")
+	fs.StringVar(&f.directory, "socket-dir", "", "directory of the sockets; made if it does not exist")
 	fs.IntVar(&f.VABits, "va-bits", f.VABits, "width of virtual addresses, 39 to 48")
 	fs.BoolVar(&f.NoTXFIFO, "no-txfifo", false, "no FIFO for source faults: the sender's time-out finds them")
-	fs.StringVar(&f.Firmware, "firmware-options", "", "optimizations of the firmware: all, none, or some of fastpath, bypass, tickets, counters, retransmission-bit, whole-blocks with commas between, each perhaps with no- before it (default all)")
+	fs.StringVar(&f.Firmware, "firmware-options", "", "optimizations of the firmware: all, none, or a list of fastpath, bypass, tickets, counters, retransmission-bit and whole-blocks, separated by commas; no- before one switches it off (default all)")
 	config.Link(fs, &f.Link.Delay, &f.Link.Loss, &f.Link.Seed)
-	fs.StringVar(&f.capture, "capture", "", "file for the packets on the links, as pcapng: what exanetctl capture does where pfd has the nodes")
+	fs.StringVar(&f.capture, "capture", "", "file for the packets on the links, as pcapng; for nodes inside pfd use exanetctl capture")
 	fs.StringVar(&f.level, "log-level", f.level, "debug, info, warn or error")
 	return c
 }
@@ -109,8 +109,7 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	}
 	err = m.Run(ctx, f.directory, func() {
 		for i := range f.Nodes {
-			// A standard output that is closed is the caller's affair.
-			_, _ = fmt.Fprintf(a.out, "node %d at %s\n", i, serve.SocketPath(f.directory, i))
+			_, _ = fmt.Fprintf(a.out, "node %d at %s\n", i, serve.SocketPath(f.directory, i)) // best effort
 		}
 	})
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -119,13 +118,13 @@ func (a *app) emuServe(ctx context.Context, f emuFlags) (err error) {
 	return err
 }
 
-// captureTime bounds the wait for a capture's last packets (ours).
+// captureTime bounds the wait for a capture's last packets. Defined by this project.
 const captureTime = 2 * time.Second
 
-var errCaptureSlow = errors.New("the file takes its bytes too slowly: the last packets are missing")
+var errCaptureSlow = errors.New("writing the file is too slow: the last packets are missing")
 
-// record writes the packets on all links into a file until end is called, or the file
-// takes no more: log has that at once. The reader of a pipe is waited for until ctx ends.
+// record writes the packets on all links into a file until end is called or a write fails,
+// which it logs at once. If file is a pipe, record waits for a reader until ctx ends.
 func record(ctx context.Context, e *emu.Engine, file string, log *slog.Logger) (end func() error, err error) {
 	to, err := outfile.Await(ctx, file, outfile.Options{})
 	if err != nil {
@@ -141,7 +140,7 @@ func record(ctx context.Context, e *emu.Engine, file string, log *slog.Logger) (
 		})
 		e.Tap(nil)
 		if err != nil {
-			log.Error("the capture ends before its time", "file", file, "err", err)
+			log.Error("the capture ends early", "file", file, "err", err)
 		}
 		over <- err
 	}()
@@ -151,7 +150,7 @@ func record(ctx context.Context, e *emu.Engine, file string, log *slog.Logger) (
 		var err error
 		select {
 		case err = <-over:
-		case <-time.After(captureTime): // a pipe whose reader does not read
+		case <-time.After(captureTime): // the reader of a pipe does not read
 			err = errCaptureSlow
 		}
 		if err := errors.Join(err, to.Close()); err != nil {

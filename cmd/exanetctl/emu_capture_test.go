@@ -32,8 +32,8 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// A capture whose file takes nothing ends at once, and is said then; a reader that does
-// not read does not hold up the server's end.
+// A capture whose file cannot be written ends at once with an error. A reader that does not
+// read does not delay the end of the server.
 func TestServeCaptureFails(t *testing.T) {
 	m, err := serve.New(serve.Config{Nodes: 1, VABits: 48, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/exanet/pfd/qemu/agent"
 )
 
-// Times of the golden files are those of one place.
+// The times in golden files are in one time zone.
 func TestMain(m *testing.M) {
 	time.Local = time.UTC
 	os.Exit(m.Run())
@@ -41,7 +41,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// Each object as people and as programs see it.
+// The table and the JSON of each object.
 func TestShow(t *testing.T) {
 	d := startDaemon(t, fakeAnswers)
 	for _, c := range []struct {
@@ -213,7 +213,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// What a full disk does not take is an error, help as well.
+// A full disk is an error of every output, also of help.
 func TestFullOutput(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -229,7 +229,7 @@ func TestFullOutput(t *testing.T) {
 	}
 }
 
-// write prints its object also where there is no daemon.
+// write prints its JSON even if there is no daemon.
 func TestWriteJSONWithoutDaemon(t *testing.T) {
 	code, out, _ := ctl("write", "-o", "json", "--size", "20KiB", "--socket", filepath.Join(t.TempDir(), "none"))
 	var r struct {
@@ -246,7 +246,7 @@ func TestWriteJSONWithoutDaemon(t *testing.T) {
 	}
 }
 
-// Completion scripts come for the three shells.
+// completion prints scripts for the three shells.
 func TestCompletion(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		code, out, errs := ctl("completion", shell)
@@ -256,7 +256,7 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// isCommand tells why words are no command line. It runs nothing.
+// isCommand returns an error if words are not a command line. It runs nothing.
 func isCommand(words []string) error {
 	root := newRoot(streams{in: &bytes.Buffer{}, out: &bytes.Buffer{}, err: &bytes.Buffer{}})
 	cmd, rest, err := root.Find(words)
@@ -280,8 +280,7 @@ func TestIsCommand(t *testing.T) {
 	}
 }
 
-// Every command that the documents name is one, with its flags: in the text, and in blocks of
-// commands.
+// Every command line in the documents, in the text and in blocks, is valid with its flags.
 func TestDocumentedCommands(t *testing.T) {
 	inline := regexp.MustCompile("`(?:bin/)?exanetctl ([^`]+)`")
 	typed := regexp.MustCompile(`^(?:\$ )?(?:sudo )?(?:bin/)?exanetctl ([^|;&>#]+)`)
@@ -314,8 +313,8 @@ func TestDocumentedCommands(t *testing.T) {
 		}
 		for _, line := range lines {
 			found++
-			// A text may name a command without what it takes.
-			if err := isCommand(strings.Fields(strings.TrimSuffix(line, " --help"))); err != nil && !strings.Contains(err.Error(), "something is missing") {
+			// A text may name a command without its arguments.
+			if err := isCommand(strings.Fields(strings.TrimSuffix(line, " --help"))); err != nil && !strings.Contains(err.Error(), "an argument is missing") {
 				t.Errorf("%s names exanetctl %s: %v", name, strings.TrimSpace(line), err)
 			}
 		}
@@ -336,8 +335,8 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 }
 
-// The exit code of a command in a guest is that of qemu run: 127 where the guest cannot start
-// it, which is said then.
+// qemu run exits with the exit code of the command in the guest. If the guest cannot start the
+// command, it is 127, with an error.
 func TestCommandExit(t *testing.T) {
 	start := fmt.Errorf("guest 0: %w", agent.ErrStart)
 	for _, c := range []struct {

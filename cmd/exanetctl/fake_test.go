@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// fakeDaemon answers on a control socket with what it is given, by path, and
+// fakeDaemon answers requests on a control socket with given answers, by path, and
 // keeps the queries.
 type fakeDaemon struct {
 	socket  string
@@ -60,7 +60,7 @@ func startDaemon(t *testing.T, answers map[string]any) *fakeDaemon {
 	return d
 }
 
-// ctl runs a command line and gives its exit code and output.
+// ctl runs a command line and returns its exit code and output.
 func ctl(args ...string) (code int, out, errs string) {
 	var o, e bytes.Buffer
 	code = run(context.Background(), args, streams{in: &bytes.Buffer{}, out: &o, err: &e, getenv: func(string) string { return "" }})

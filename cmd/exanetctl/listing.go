@@ -17,29 +17,29 @@ import (
 // column is one column of a table of T.
 type column[T any] struct {
 	name  string
-	spare int // the columns with the largest number go first where a terminal is narrow; 0 stays
+	spare int // on a narrow terminal columns with the largest number are left out first; 0 stays
 	value func(*T) any
 }
 
-// listing is an object that is a list of T: where it comes from, which of them an ID
-// names, and its columns.
+// listing describes a command that shows a list of T: its source, the IDs of its elements,
+// and its columns.
 type listing[T any] struct {
 	name, short string
-	id          []string // the parts of an ID
-	none        string   // what an empty list says
-	rest        string   // what it says besides unless --all is given
+	id          []string // names of the parts of an ID
+	none        string   // text for an empty list
+	rest        string   // added to none unless --all is given
 	all         *bool    // --all
 	fetch       func(ctx context.Context, c *control.Client, node int) ([]T, error)
-	place       func(*T) []int // the parts of its ID
-	log         bool           // an ID names a node, of which the list may be empty
+	place       func(*T) []int // the parts of an element's ID
+	log         bool           // an ID is a node, whose list may be empty
 	keep        func(t *T, named bool) bool
-	json        func(list []T, all bool) any // all: as SeesAll of control.Status
+	json        func(list []T, all bool) any // all is SeesAll of control.Status
 	columns     []column[T]
 	flags       func(*cobra.Command)
-	after       func([]T) error // what follows the table
+	after       func([]T) error // called after the table is written
 }
 
-// list makes an object of a listing.
+// list returns the command of a listing.
 func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 	return a.object(l.name, l.short, "["+strings.Join(l.id, "/")+"]", l.names(), once(l.complete(a)), l.flags, func(cmd *cobra.Command, args []string) error {
 		id, err := parseID(args, l.id...)
@@ -61,7 +61,7 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		whole := id[len(l.id)-1] >= 0 // it names one
+		whole := id[len(l.id)-1] >= 0 // the ID names one element
 		rows = slices.DeleteFunc(rows, func(t T) bool {
 			return !id.match(l.place(&t)...) || l.keep != nil && !l.keep(&t, whole)
 		})
@@ -92,7 +92,7 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 	}, more...)
 }
 
-// names are those of the columns.
+// names returns the names of the columns.
 func (l *listing[T]) names() (names []string) {
 	for _, c := range l.columns {
 		names = append(names, c.name)
@@ -100,7 +100,7 @@ func (l *listing[T]) names() (names []string) {
 	return names
 }
 
-// flush writes a table. If the user does not see everything, it also writes what the table covers to standard error.
+// flush writes a table, and a scope that is not "" to standard error.
 func (a *app) flush(t *table, scope string) error {
 	err := t.flush()
 	if err == nil && scope != "" {
@@ -109,7 +109,7 @@ func (a *app) flush(t *table, scope string) error {
 	return err
 }
 
-// none says in place of a table that there is nothing to show, and why; a CSV has its head.
+// none writes, in place of a table, that there is nothing to show and why. A CSV has a header.
 func (a *app) none(t *table, text, scope string) error {
 	if scope != "" {
 		text += ": " + scope
@@ -118,34 +118,31 @@ func (a *app) none(t *table, text, scope string) error {
 		fmt.Fprintln(a.err, text)
 		return t.flush()
 	}
-	if _, err := fmt.Fprintln(a.out, text); err != nil {
-		return fmt.Errorf("standard output: %w", err)
-	}
-	return nil
+	return a.println(text)
 }
 
-// scope asks pfd whether this user sees all, and returns scopeOf its answer.
+// scope returns scopeOf pfd's status.
 func (a *app) scope(ctx context.Context, c *control.Client) string {
 	s, err := c.Status(ctx)
 	if err != nil {
-		return "" // what was asked for was answered
+		return "" // the request of the user itself has succeeded
 	}
 	return scopeOf(&s)
 }
 
-// scopeOf says of what a user sees that it is not all; "" where it is.
+// scopeOf returns a text about the restricted view of a user, or "" if the user sees all.
 func scopeOf(s *control.Status) string {
 	if s.SeesAll {
 		return ""
 	}
-	text := fmt.Sprintf("pfd shows uid %d what belongs to its own processes alone", os.Geteuid())
+	text := fmt.Sprintf("pfd shows uid %d only its own processes", os.Geteuid())
 	if s.Domains == 0 {
-		text += ", and none of them is attached now"
+		text += ", and none of them is attached"
 	}
 	return text
 }
 
-// table is an empty one with the columns.
+// table returns an empty table with the columns.
 func (l *listing[T]) table(a *app) *table {
 	spare := slices.Clone(l.columns)
 	slices.SortStableFunc(spare, func(x, y column[T]) int { return cmp.Compare(y.spare, x.spare) })

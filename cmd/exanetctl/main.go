@@ -1,7 +1,7 @@
 //go:build !man
 
-// Exanetctl shows and drives a running pfd: its nodes, domains, channels,
-// FIFOs, counters and faults; and it makes test transfers whose data it checks.
+// Exanetctl shows and controls a running pfd: its nodes, domains, channels,
+// FIFOs, counters and faults. It also makes test transfers and checks their data.
 package main
 
 import (

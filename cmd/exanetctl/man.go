@@ -9,15 +9,14 @@ import (
 	"github.com/exanet/pfd/internal/manual"
 )
 
-// main writes the manual pages into the directory that it is given: make man.
+// main writes the manual pages into a directory, its first argument (make man).
 func main() {
 	p := manual.Program{
 		Section: "1",
 		Root: []manual.Section{{Name: "FILES", Text: `.TP
 .I /run/exanet/pfd.sock
-Control socket of the service, the default where
-.B \-\-socket
-is not given.`}},
+Control socket of the service; the default for
+.BR \-\-socket .`}},
 		All: []manual.Section{
 			{Name: "EXIT STATUS", Text: `.TP
 .B 0
@@ -30,19 +29,19 @@ Failed.
 Wrong usage.
 .TP
 .B 3
-No daemon answers, or it ended meanwhile.
+No daemon answers, or it ended during the command.
 .TP
 .B 4
-Skipped: this machine cannot do it.`},
+Skipped: this machine does not support it.`},
 			{Name: "ENVIRONMENT", Text: `.TP
 .BR RUNTIME_DIRECTORY ", " XDG_RUNTIME_DIR
-Where the default socket is looked for.
+Directories of the default socket.
 .TP
 .B NO_COLOR
-No colours, if it is set.
+If it is set, the output has no colours.
 .TP
 .B COLUMNS
-Width of tables, in place of the terminal's.`},
+Width of tables; overrides the terminal's width.`},
 		},
 		SeeAlso: "\\fBexanet(7)\\fP, \\fBpfd(8)\\fP",
 	}

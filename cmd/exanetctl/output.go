@@ -25,8 +25,32 @@ const (
 
 func formats() []string { return []string{formatTable, formatWide, formatJSON, formatCSV} }
 
-// wantJSON tells whether the output is one JSON value.
+// wantJSON reports whether the output is one JSON value.
 func (a *app) wantJSON() bool { return a.format == formatJSON }
+
+// println writes a line to standard output.
+func (a *app) println(v ...any) error {
+	_, err := fmt.Fprintln(a.out, v...)
+	return outputError(err)
+}
+
+// remark writes a line after a table: to standard output, or to standard error if that is CSV.
+func (a *app) remark(format string, args ...any) error {
+	to := a.out
+	if a.format == formatCSV {
+		to = a.err
+	}
+	_, err := fmt.Fprintf(to, format+"\n", args...)
+	return outputError(err)
+}
+
+// outputError describes an error of standard output; it returns nil for nil.
+func outputError(err error) error {
+	if err != nil {
+		err = fmt.Errorf("standard output: %w", err)
+	}
+	return err
+}
 
 // printJSON writes v as one JSON value and a newline.
 func (a *app) printJSON(v any) error {
@@ -35,13 +59,10 @@ func (a *app) printJSON(v any) error {
 	if a.pretty {
 		enc.SetIndent("", "  ")
 	}
-	if err := enc.Encode(v); err != nil {
-		return fmt.Errorf("standard output: %w", err)
-	}
-	return nil
+	return outputError(enc.Encode(v))
 }
 
-// cell prints one value: an empty text as "-", a bool as yes or no.
+// cell formats a value: an empty text as "-", a bool as yes or no.
 func cell(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -60,15 +81,15 @@ func cell(v any) string {
 	return fmt.Sprint(v)
 }
 
-// quantity is a number that people read with its unit or in another precision: tables
-// have the text, sorting and CSV the number.
+// quantity is a number that tables show as text, with a unit or rounded. Sorting and CSV use
+// the number.
 type quantity struct {
 	n     float64
 	text  string
-	exact string // for CSV, where n has fewer digits
+	exact string // for CSV, if n has too few digits
 }
 
-// bytesText prints a size with a binary unit where it is a whole number of it.
+// bytesText formats a size with the largest binary unit of which it is a multiple.
 func bytesText(n uint64) string {
 	for _, u := range []struct {
 		size uint64
@@ -83,13 +104,13 @@ func bytesText(n uint64) string {
 
 func bytesCell(n uint64) quantity { return quantity{n: float64(n), text: bytesText(n)} }
 
-// String gives the text.
+// String returns the text.
 func (q quantity) String() string { return q.text }
 
-// unmeasured is the cell of a number that is not known.
+// unmeasured is the cell of an unknown number.
 var unmeasured = quantity{n: math.NaN(), text: "-"}
 
-// countCell is a number of which -1 says that it is not known.
+// countCell returns the cell of a number for which -1 means unknown.
 func countCell(n int) any {
 	if n < 0 {
 		return unmeasured
@@ -97,7 +118,7 @@ func countCell(n int) any {
 	return n
 }
 
-// pinnedCell is a size of which -1 or maybe.Unknown says that it is not known.
+// pinnedCell returns the cell of a size for which -1 or maybe.Unknown means unknown.
 func pinnedCell[T int64 | maybe.Number](n T) quantity {
 	if !(n >= 0) {
 		return unmeasured
@@ -105,7 +126,7 @@ func pinnedCell[T int64 | maybe.Number](n T) quantity {
 	return bytesCell(uint64(n))
 }
 
-// micros gives nanoseconds as microseconds; a negative time was not reached.
+// micros returns nanoseconds as a cell in microseconds. A negative time is unknown.
 func micros(ns int64) quantity {
 	if ns < 0 {
 		return unmeasured
@@ -114,8 +135,8 @@ func micros(ns int64) quantity {
 	return quantity{n: us, text: strconv.FormatFloat(us, 'f', 1, 64)}
 }
 
-// duration gives a time as people read it, in CSV in nanoseconds; a negative one is
-// not known.
+// duration returns a time in nanoseconds as a cell with a rounded text. A negative time is
+// unknown.
 func duration(ns int64, round time.Duration) quantity {
 	if ns < 0 {
 		return unmeasured
@@ -123,7 +144,7 @@ func duration(ns int64, round time.Duration) quantity {
 	return quantity{n: float64(ns), text: time.Duration(ns).Round(round).String()}
 }
 
-// terminal tells whether w is a terminal.
+// terminal reports whether w is a terminal.
 func terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -141,8 +162,8 @@ const (
 	plain  = "\x1b[0m"
 )
 
-// colours tells whether w may have colours: a terminal, and the user has not
-// set NO_COLOR (no-color.org) or a dumb terminal.
+// colours reports whether output to w may have colours: w is a terminal, and the environment
+// has no NO_COLOR (no-color.org) and no dumb terminal.
 func colours(w io.Writer, getenv func(string) string) bool {
 	return getenv("NO_COLOR") == "" && getenv("TERM") != "dumb" && terminal(w)
 }

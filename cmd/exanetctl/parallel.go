@@ -9,15 +9,16 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// transferResult is what write and read print as JSON: the result, and with
-// --parallel the order of completion.
+// transferResult is the JSON of write and read: the result, and with --parallel the order of
+// completion.
 type transferResult struct {
 	workload.Result
 	Completions []workload.Completion `json:"completions,omitempty"`
 }
 
-// set gives the transfers that run at once: sizes and classes are taken in turn.
-func (w writeFlags) set() ([]workload.Parallel, error) {
+// transfers returns the transfers that run at once. It cycles through the lists of sizes and
+// classes.
+func (w *writeFlags) transfers() ([]workload.Parallel, error) {
 	if w.parallel < 1 || w.parallel > workload.MaxParallel {
 		return nil, fmt.Errorf("--parallel %d: want 1 to %d", w.parallel, workload.MaxParallel)
 	}
@@ -35,8 +36,8 @@ func (w writeFlags) set() ([]workload.Parallel, error) {
 		case workload.ClassNormal:
 		case workload.ClassUrgent:
 			set[i].Urgent = true
-			if w.read {
-				return nil, errors.New("--class urgent: a read request has no class: its size says which")
+			if w.Read {
+				return nil, errors.New("--class urgent: a read request has no class; its size determines it")
 			}
 		default:
 			return nil, fmt.Errorf("--class %q: want %s or %s", class, workload.ClassNormal, workload.ClassUrgent)
@@ -45,7 +46,7 @@ func (w writeFlags) set() ([]workload.Parallel, error) {
 	return set, nil
 }
 
-// printOrder prints transfers that ran at once in the order of their ends.
+// printOrder prints transfers that ran at once in the order of completion.
 func (a *app) printOrder(r workload.Result, order []workload.Completion) error {
 	t := a.table("PLACE", "TRANSFER", "SIZE", "CLASS", "LATENCY_US", "OUTCOME")
 	for i, c := range order {
@@ -62,10 +63,5 @@ func (a *app) printOrder(r workload.Result, order []workload.Completion) error {
 	if !r.Verified {
 		verified = "NOT verified: see the error"
 	}
-	to := a.out
-	if a.format == formatCSV {
-		to = a.err // it is no row
-	}
-	_, err := fmt.Fprintf(to, "%d transfers, %d failed, %d bytes arrived, %s\n", r.Transfers, r.Failed, r.Bytes, verified)
-	return err
+	return a.remark("%d transfers, %d failed, %d bytes arrived, %s", r.Transfers, r.Failed, r.Bytes, verified)
 }

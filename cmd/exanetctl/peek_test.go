@@ -18,7 +18,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// shown is what two commands print, in both forms.
+// shown is the output of two commands, as tables and as JSON.
 type shown struct {
 	fifoTable, fifoJSON, channelTable, channelJSON string
 }
@@ -27,13 +27,13 @@ type shown struct {
 // An age is in the last column, to the right.
 var volatile = regexp.MustCompile(`("age_ns":) ?\d+|(?m) +AGE$| +\d[0-9.]*(µs|ms|s)$`)
 
-// How many faults wait at once depends on how fast they are served.
+// The number of faults that wait at the same time depends on how fast they are served.
 var (
 	highest     = regexp.MustCompile(`(?m)^( +\d +[rt]xfifo +\d+) +\d+( +512)`)
 	highestJSON = regexp.MustCompile(`("highest_level":)\d+`)
 )
 
-// retransmitted is one of them once faults are resolved.
+// retransmitted is also volatile after faults are resolved.
 var retransmitted = regexp.MustCompile(`("blocks_retransmitted":)[1-9]\d*`)
 
 func show(t *testing.T, socket string) shown {
@@ -49,7 +49,7 @@ func show(t *testing.T, socket string) shown {
 	return shown{get("fifo"), get("-o", "json", "fifo"), get("channel"), get("-o", "json", "channel")}
 }
 
-// served serves two nodes until the test ends and gives pfd's --device for them.
+// served serves two nodes until the test ends and returns pfd's --device for them.
 func served(t *testing.T) string {
 	t.Helper()
 	m, err := serve.New(serve.Config{Nodes: 2})
@@ -73,8 +73,8 @@ func served(t *testing.T) string {
 	return daemon.DeviceVFIOUser + serve.SocketPath(dir, 0) + "," + serve.SocketPath(dir, 1)
 }
 
-// stuck is a pfd whose driver sees no fault, so that FIFOs stay full and blocks
-// paused, with a load on it; let has it see them again.
+// stuck is a pfd under load whose driver sees no fault, so that FIFOs stay full and blocks
+// paused. After let it sees faults again.
 type stuck struct {
 	socket string
 	let    func()
@@ -83,7 +83,7 @@ type stuck struct {
 
 const peekMemory = 1 << 20 // the first half is the sources'
 
-// newStuck starts a pfd over a device and writes from and into memory that is absent.
+// newStuck starts a pfd with a device and writes from and into absent memory.
 func newStuck(t *testing.T, dev string, mem []byte, fd int) *stuck {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -138,9 +138,9 @@ func newStuck(t *testing.T, dev string, mem []byte, fd int) *stuck {
 			t.Fatal(err)
 		}
 	}
-	// pl changes registers of both nodes on their owners. Writes to a device in
-	// another process are posted, so a read follows: it returns when the device has
-	// taken what was written before it.
+	// pl changes registers of both nodes on their owners. Writes to a device in another
+	// process are posted, so a read follows, which returns after the device has received
+	// the writes.
 	pl := func(change func(w device.Window) error) {
 		t.Helper()
 		for node := range 2 {
@@ -185,8 +185,8 @@ func newStuck(t *testing.T, dev string, mem []byte, fd int) *stuck {
 			t.Fatal(err)
 		}
 		transfers = append(transfers, tr)
-		// The next one is issued when this one waits for all of its pages, so that
-		// transaction ids are the same in each run.
+		// The next transfer is issued when this one waits for all of its pages, so that
+		// the transaction ids are the same in each run.
 		rx, tx = rx+w.rx, tx+w.tx
 		awaitEntries(ctx, t, c, rx, tx)
 	}
@@ -200,8 +200,8 @@ func newStuck(t *testing.T, dev string, mem []byte, fd int) *stuck {
 	}}
 }
 
-// awaitEntries waits until the FIFOs of destinations hold rx entries and those of
-// sources tx.
+// awaitEntries waits until the FIFOs of destinations have rx entries and those of
+// sources tx entries.
 func awaitEntries(ctx context.Context, t *testing.T, c *control.Client, rx, tx int) {
 	t.Helper()
 	for {
@@ -228,17 +228,17 @@ func awaitEntries(ctx context.Context, t *testing.T, c *control.Client, rx, tx i
 	}
 }
 
-// peekWrites are from a place of the first half of the memory to the same place of
-// the second one. The sources of the first two are present; rx and tx are the pages
-// of the destination and of the source that are absent and that fault.
+// peekWrites are writes from a place in the first half of the memory to the same place in
+// the second half. The sources of the first two are present. rx and tx are the numbers of
+// pages of the destination and of the source that are absent and fault.
 var peekWrites = []struct {
 	at, size int
 	present  bool
 	rx, tx   int
 }{{0, 4096, true, 1, 0}, {8192, 40000, true, 10, 0}, {65536, 8192, false, 0, 2}}
 
-// exanetctl fifo and channel show over vfio-user, field by field, what they show of
-// a device in process under the same load: while faults wait, and when all is over.
+// exanetctl fifo and channel show the same fields for a device over vfio-user as for a device
+// in pfd under the same load, while faults wait and after the end.
 func TestPeekAsInProcess(t *testing.T) {
 	fd, err := rdma.MakeMemory(peekMemory, 4096)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// perfFlags are those of perf lat, bw and rate.
+// perfFlags are the flags of perf lat, bw and rate.
 type perfFlags struct {
 	workload.Options
 	size, absent, pattern string
@@ -36,28 +36,20 @@ type perfFlags struct {
 func (a *app) perfCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "perf",
-		Short: "Measure latency, bandwidth or rate of transfers, in the manner of perftest",
-		Long: `perf measures transfers between two nodes of a running pfd. Alone, it is both ends. With a
-NAME the other end is a process that serves that name (exanetctl perf serve NAME), perhaps
-at another pfd. Rows of transfers follow one another, each into memory that was made anew,
-and every byte is checked after its row. The exit code is 4 where the machine cannot do it.`,
+		Short: "Measure latency, bandwidth or rate of transfers, as perftest does",
+		Long: `perf measures transfers between two nodes of a running pfd. Without a NAME it is both
+ends. With a NAME the other end is a process that serves that name (exanetctl perf serve
+NAME), possibly at another pfd. perf makes transfers in rows. It makes the memory anew
+before each row and checks every byte after it. The exit code is 4 if the machine does not
+support the measurement.`,
 		RunE: orHelp,
 		Args: cobra.ArbitraryArgs,
 	}
-	c.AddCommand(a.perfKind("lat", "Measure how long a transfer takes", "2", 1),
-		a.perfKind("bw", "Measure how many bytes a second", "64KiB", 16),
-		a.perfKind("rate", "Measure how many transfers a second", "64", 16),
+	c.AddCommand(a.perfKind("lat", "Measure the latency of transfers", "2", 1),
+		a.perfKind("bw", "Measure the bytes per second", "64KiB", 16),
+		a.perfKind("rate", "Measure the transfers per second", "64", 16),
 		a.perfServeCommand())
 	return c
-}
-
-func (p *perfFlags) endFlags(c *cobra.Command) {
-	f := c.Flags()
-	f.StringVar(&p.Group, "group", "", "group that both ends attach in (default one of their own)")
-	f.StringVar(&p.Method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
-	f.StringVar(&p.Policy, "policy", "p1", "how many pages a fault brings in: p1, p4, pa or adaptive")
-	values(c, "method", pagein.GUP.String(), pagein.Touch.String(), pagein.UFFD.String(), pagein.Populate.String())
-	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String(), pagein.Adaptive.String())
 }
 
 func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
@@ -74,24 +66,20 @@ func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
 			return a.perf(cmd.Context(), kind, name, p, cmd.Flags().Changed("duration"))
 		},
 	}
-	p.endFlags(c)
+	a.endFlags(c, &p.Options, "node of this end", "node of the other end, without a NAME")
 	f := c.Flags()
-	f.IntVar(&p.From, "from", 0, "node of this end")
-	f.IntVar(&p.To, "to", 1, "node of the other end, without a NAME")
 	f.StringVarP(&p.size, "size", "s", size, "bytes of a transfer, with a unit or without")
 	f.BoolVarP(&p.all, "all", "a", false, "all sizes from 2 bytes to 8 MiB")
-	f.IntVarP(&p.run.Count, "iters", "n", 1000, "transfers of each size, at least")
-	f.DurationVarP(&p.run.Time, "duration", "D", 0, "as many as fit into this time instead, such as 2s")
+	f.IntVarP(&p.run.Count, "iters", "n", 1000, "smallest number of transfers of each size")
+	f.DurationVarP(&p.run.Time, "duration", "D", 0, "measure for this time instead, such as 2s")
 	f.IntVarP(&p.run.Depth, "depth", "q", depth, "transfers in flight, 1 to 32")
 	f.BoolVar(&p.run.Read, "read", false, "reads instead of writes")
 	f.StringVar(&p.absent, "absent", "", "pages that are absent before each transfer: dst, src or both")
-	f.Float64Var(&p.probability, "probability", 1, "how likely a page of those is absent, 0 to 1")
-	f.StringVar(&p.pattern, "pattern", string(workload.Sequential), "order in which memory is visited: sequential, strided, random or zipf")
-	f.StringVar(&p.memory, "memory", string(workload.Shared), "kind of memory: shared with pfd, or any of the process (emulated nodes)")
-	f.BoolVar(&p.run.Sleep, "sleep", false, "sleep until a transfer is over, do not poll")
+	f.Float64Var(&p.probability, "probability", 1, "probability that a page of --absent is absent, 0 to 1")
+	f.StringVar(&p.pattern, "pattern", string(workload.Sequential), "order in which memory is accessed: sequential, strided, random or zipf")
+	f.StringVar(&p.memory, "memory", string(workload.Shared), "kind of memory: shared (with pfd), or any (private to the process; emulated nodes only)")
+	f.BoolVar(&p.run.Sleep, "sleep", false, "sleep until a transfer ends instead of polling")
 	f.StringVar(&p.samples, "samples", "", "file for all samples: CSV of size and nanoseconds")
-	completeFlag(c, "from", a.nodeWords())
-	completeFlag(c, "to", a.nodeWords())
 	values(c, "absent", "dst", "src", "both")
 	values(c, "memory", string(workload.Shared), string(workload.Any))
 	return c
@@ -101,8 +89,8 @@ func (a *app) perfServeCommand() *cobra.Command {
 	p := perfFlags{}
 	c := &cobra.Command{
 		Use:   "serve NAME",
-		Short: "Be the other end of measurements, until interrupted",
-		Args:  wantArgs(1),
+		Short: "Serve as the other end of measurements until interrupted",
+		Args:  wantArgs(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := a.client()
 			if err != nil {
@@ -119,7 +107,8 @@ func (a *app) perfServeCommand() *cobra.Command {
 	return c
 }
 
-// check completes the run by what the flags say in words. timed: --duration is given.
+// check completes the run from the flags and returns the sizes. timed reports whether
+// --duration is given.
 func (p *perfFlags) check(timed bool) (sizes []uint64, err error) {
 	_, methodErr := pagein.ParseMethod(p.Method)
 	_, policyErr := pagein.ParsePolicy(p.Policy)
@@ -137,7 +126,7 @@ func (p *perfFlags) check(timed bool) (sizes []uint64, err error) {
 		err = fmt.Errorf("--absent %s: want dst, src or both", p.absent)
 	}
 	if p.absent == "" && p.probability != 1 {
-		err = fmt.Errorf("--probability %v: of which pages? give --absent dst, src or both", p.probability)
+		err = fmt.Errorf("--probability %v: give --absent dst, src or both, too", p.probability)
 	}
 	switch {
 	case p.run.Time > 0:
@@ -161,7 +150,7 @@ func (p *perfFlags) check(timed bool) (sizes []uint64, err error) {
 	return sizes, nil
 }
 
-// perfLine is what is shown of a size, and printed as JSON.
+// perfLine is the result for a size: a row of the table or an element of the JSON.
 type perfLine struct {
 	Bytes      uint64       `json:"size_bytes"`
 	Iterations int          `json:"iterations"`
@@ -170,17 +159,17 @@ type perfLine struct {
 	Typical    float64      `json:"typical_us"` // the median
 	Average    float64      `json:"average_us"`
 	Deviation  float64      `json:"stdev_us"`
-	P99        maybe.Number `json:"p99_us"` // of MinSamples or more
+	P99        maybe.Number `json:"p99_us"` // known for MinSamples or more
 	P999       maybe.Number `json:"p99_9_us"`
 	Peak       float64      `json:"peak_mb_per_second"` // the best row; 10^6 bytes
 	Bandwidth  float64      `json:"average_mb_per_second"`
 	Rate       float64      `json:"million_per_second"`
 	Pinned     maybe.Number `json:"pinned_bytes"`
-	Memory     string       `json:"memory"` // that it was: under method uffd emulated nodes have any alone
+	Memory     string       `json:"memory"` // the kind that was used: under method uffd emulated nodes have only any
 }
 
 func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
-	// 1 ns to the longest time that a transfer may take, three digits.
+	// The range is 1 ns to the time-out of a transfer, with three digits.
 	h := hdrhistogram.New(1, workload.DefaultTimeout.Nanoseconds(), 3)
 	for _, ns := range r.Latencies {
 		if err := h.RecordValue(ns); err != nil {
@@ -214,14 +203,13 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 		return err
 	}
 	p.Socket, p.Trust = d.Socket(), a.trusted()
-	// It polls: no other goroutine should have its thread meanwhile.
-	runtime.LockOSThread()
+	runtime.LockOSThread() // so that no other goroutine runs on the polling thread
 	m, err := workload.OpenPerf(ctx, d, p.Options, name)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if e := m.Close(); !errors.Is(err, control.ErrEnded) { // it fails in consequence
+		if e := m.Close(); !errors.Is(err, control.ErrEnded) { // after that Close fails as a consequence
 			err = errors.Join(err, e)
 		}
 	}()
@@ -276,7 +264,7 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	return t.flush()
 }
 
-// fixed is a number with so many digits behind the point.
+// fixed returns a cell with a number of digits after the decimal point.
 func fixed(v float64, digits int) quantity {
 	if math.IsNaN(v) {
 		return unmeasured

@@ -13,8 +13,8 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// perf makes what it says that it made, alone and with a process of a name at another
-// pfd's node.
+// perf makes as many transfers as it reports, alone and with a process that serves a name at
+// another pfd.
 func TestPerf(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)
@@ -80,7 +80,7 @@ func TestPerf(t *testing.T) {
 	}
 }
 
-// The numbers of a line are those of its samples.
+// The numbers of a line match its samples.
 func TestPerfLine(t *testing.T) {
 	r := workload.PerfResult{Pinned: 7}
 	for i := range int64(1000) {

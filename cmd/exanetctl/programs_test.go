@@ -52,10 +52,10 @@ func startNodes(t *testing.T, dir string, nodes int) *workload.DaemonProcess {
 	return d
 }
 
-// patience is met only where something hangs.
+// patience is reached only if something hangs.
 const patience = 2 * time.Minute
 
-// execute runs a command line as a user types it in dir.
+// execute runs a command line in dir as a user would.
 func execute(t *testing.T, dir, line string, env ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -74,14 +74,12 @@ func execute(t *testing.T, dir, line string, env ...string) (code int, stdout, s
 
 var (
 	backticked = regexp.MustCompile("`([^`]+)`")
-	// endless are commands that a user ends, or that start what another test
-	// starts.
+	// endless are commands that run until interrupted, or that another test covers.
 	endless = []string{"serve", "monitor", "--watch", "reload", "top", "ui"}
 )
 
-// readmeCommands gives exanetctl's command lines in the README's table of
-// commands. A first cell may name several; the later ones go without the
-// program's name.
+// readmeCommands returns exanetctl's command lines in the README's table of
+// commands. A first cell may name several; only the first one has the program's name.
 func readmeCommands(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
@@ -109,8 +107,8 @@ func readmeCommands(t *testing.T) []string {
 	return lines
 }
 
-// said is what README.md says of its commands: what each prints then, after the write of the
-// same table, with two nodes and no process attached. A busy machine's time-outs add faults.
+// said has the outputs of the README's commands, after the write of the same table, with two
+// nodes and no process attached. Time-outs of a busy machine add faults.
 var said = map[string][]string{
 	"doctor": {`(?m)^ok +kernel `},
 	"status": {`^STATUS +ready\n`, `(?m)^nodes +2$`, `(?m)^pinned +0 B$`},
@@ -124,12 +122,11 @@ var said = map[string][]string{
 	"counter": {`(?m)^1 +faults_minor_total +[2-9]\d\d$`},
 }
 
-// A new user types the README's commands, in its order, and each does what it
-// says.
+// Each of the README's commands, in its order, works as the README says.
 func TestREADMECommandsRun(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)
-	// The README's commands name no socket: a pfd on the default one is meant.
+	// The README's commands use the default socket.
 	env := "RUNTIME_DIRECTORY=" + filepath.Dir(d.Socket())
 	lines := readmeCommands(t)
 	if len(lines) != len(said) {
@@ -152,8 +149,7 @@ func TestREADMECommandsRun(t *testing.T) {
 	}
 }
 
-// The command of issue "First light", letter by letter, against a real pfd; and
-// what its object says where transfers fail.
+// The first command of the documents against a real pfd, and its JSON if transfers fail.
 func TestWriteOfTheIssue(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)
@@ -190,7 +186,7 @@ func TestWriteOfTheIssue(t *testing.T) {
 	}
 }
 
-// People see how the transfers went, also where none arrived.
+// The table shows the result, also if no transfer arrived.
 func TestWriteTable(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)
@@ -209,7 +205,7 @@ func TestWriteTable(t *testing.T) {
 	}
 }
 
-// What `make demo` runs, after its build: it ends with the line that counts.
+// The command of `make demo` ends with the line of totals.
 func TestDemo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the demo takes some seconds: not with -short")
@@ -230,7 +226,7 @@ func TestDemo(t *testing.T) {
 			t.Errorf("a line of a table is longer than 80: %q", line)
 		}
 	}
-	// In this order; what is shown is what was run, so that no command has flags beside.
+	// The command lines come in this order and are complete: the demo adds no flags.
 	rest := out
 	for _, want := range []string{
 		"write --size 1MiB", "every byte is right", "0 B\n", "bench methods", "absent, by gup", "touched first", "load ",
@@ -243,7 +239,7 @@ func TestDemo(t *testing.T) {
 		}
 		rest = after
 	}
-	// pfd has gone, and its sockets with it.
+	// pfd has ended, and its sockets are removed.
 	if left, err := filepath.Glob(filepath.Join(dir, "exanet-*")); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %q, %v", left, err)
 	}

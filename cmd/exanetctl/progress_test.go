@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A bar tells how far a run is, and leaves nothing on the line.
+// A bar shows the progress of a run and is erased at the end.
 func TestProgress(t *testing.T) {
 	for _, c := range []struct {
 		done, total int
@@ -31,7 +31,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// A picture costs a write to the terminal: not one a transfer.
+// Not every transfer redraws the bar, because that costs a write to the terminal.
 func TestProgressIsDrawnNowAndThen(t *testing.T) {
 	var out bytes.Buffer
 	bar := &progress{w: &out, total: 1000, last: time.Now().Add(time.Hour)}
@@ -44,7 +44,7 @@ func TestProgressIsDrawnNowAndThen(t *testing.T) {
 	}
 }
 
-// The result takes the bar's place.
+// The result replaces the bar.
 func TestProgressGivesItsLine(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)

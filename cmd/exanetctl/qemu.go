@@ -20,8 +20,8 @@ import (
 	"github.com/exanet/pfd/qemu/guest"
 )
 
-// exitError is the exit code of a command in a guest. err is nil where the command has said
-// itself what went wrong.
+// exitError is the exit code of a command in a guest. err is nil if the command has printed
+// its error itself.
 type exitError struct {
 	code int
 	err  error
@@ -53,9 +53,9 @@ func (a *app) qemuCommand() *cobra.Command {
 	f := &qemuFlags{guests: 2, nodes: 2}
 	c := &cobra.Command{
 		Use:   "qemu",
-		Short: "Virtual machines that have emulated nodes as PCI devices",
-		Long: `qemu boots virtual machines whose PCI devices are emulated nodes, with a pfd in
-each that drives them through the guest's VFIO (docs/guests.md).`,
+		Short: "Run virtual machines that have emulated nodes as PCI devices",
+		Long: `qemu boots virtual machines whose PCI devices are emulated nodes. A pfd in each
+drives the nodes through the guest's VFIO (docs/guests.md).`,
 		Example: `  exanetctl qemu setup
   exanetctl qemu boot --nodes 2
   exanetctl qemu run 0 -- exanetctl write --dst absent
@@ -65,25 +65,24 @@ each that drives them through the guest's VFIO (docs/guests.md).`,
 		RunE: orHelp,
 	}
 	p := c.PersistentFlags()
-	p.StringVar(&f.cache, "cache", "", "directory of what setup fetches and makes (default $XDG_CACHE_HOME/exanet/qemu)")
-	p.StringVar(&f.dir, "dir", "", "directory of the guests that run (default /run/exanet/qemu as root, else $XDG_RUNTIME_DIR/exanet/qemu)")
-	p.StringVar(&f.programs, "programs", "", "directory of the pfd and exanetctl that guests get (default that of this exanetctl)")
+	p.StringVar(&f.cache, "cache", "", "directory of the files that setup fetches and makes (default $XDG_CACHE_HOME/exanet/qemu)")
+	p.StringVar(&f.dir, "dir", "", "directory of the running guests (default /run/exanet/qemu as root, else $XDG_RUNTIME_DIR/exanet/qemu)")
+	p.StringVar(&f.programs, "programs", "", "directory of the pfd and exanetctl for the guests (default that of this exanetctl)")
 	p.StringVar(&f.deb, "package", "", "package of make deb that guests with Debian install (default the newest beside the programs)")
-
 	p.StringVar(&f.kernel, "kernel", "", "the guests' kernel, by the first numbers of its version: 6.12, or 6.12-amd64 for the one with all modules (default the newest for clouds)")
 
 	setup := &cobra.Command{
 		Use:   "setup",
 		Short: "Fetch QEMU and a kernel, make a guest, boot it once and save it",
-		Long: `setup makes what boot needs: QEMU 10.1 or newer, from PATH or by Debian's archive,
-a kernel of Debian's with its VFIO modules, an initramfs with pfd and exanetctl,
-and the state of a guest that was booted once. It needs a Debian host's apt and
-dpkg, installs nothing, and may be interrupted: it goes on where it stopped. Once
-all is there it needs no network.`,
+		Long: `setup prepares everything for boot: QEMU 10.1 or newer, from PATH or from Debian's
+archive, a Debian kernel with its VFIO modules, an initramfs with pfd and exanetctl,
+and the saved state of a guest that was booted once. It needs apt and dpkg of a
+Debian host and installs nothing. After an interruption it continues where it
+stopped. When all files exist it needs no network.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.what.ARM && (f.what.Debian || f.what.IOMMUFD) {
-				return usagef("setup --arm64 makes guests of its own: want it without --debian and --iommufd")
+				return usagef("--arm64 makes other guests: use it without --debian and --iommufd")
 			}
 			cache, err := a.qemuCache(f)
 			if err != nil {
@@ -95,11 +94,11 @@ all is there it needs no network.`,
 			return cache.Setup(cmd.Context(), f.what)
 		},
 	}
-	setup.Flags().BoolVar(&f.what.Refresh, "refresh", false, "take the archive's newest packages instead of those that the cache holds")
-	setup.Flags().BoolVar(&f.what.IOMMUFD, "iommufd", false, "build the kernel's modules with iommufd and VFIO devices' own files, which Debian's lack, and the kernel's tests of VFIO (some 240 MB to fetch)")
-	setup.Flags().BoolVar(&f.what.Debian, "debian", false, "guests with Debian's systemd as well, where pfd is installed from its package and runs as a service (some 40 MB to fetch)")
-	setup.Flags().BoolVar(&f.what.ARM, "arm64", false, "make what boot --machine arm64 needs, instead (some 62 MB to fetch)")
-	setup.Flags().BoolVar(&f.fetch, "fetch", false, "only fetch: the first boot makes the rest")
+	setup.Flags().BoolVar(&f.what.Refresh, "refresh", false, "fetch the archive's newest packages even if the cache has others")
+	setup.Flags().BoolVar(&f.what.IOMMUFD, "iommufd", false, "also build kernel modules with iommufd and files for VFIO devices, which Debian's modules lack, and the kernel's tests of VFIO (fetches some 240 MB)")
+	setup.Flags().BoolVar(&f.what.Debian, "debian", false, "also make guests with Debian's systemd, where pfd is installed from its package and runs as a service (fetches some 40 MB)")
+	setup.Flags().BoolVar(&f.what.ARM, "arm64", false, "prepare boot --machine arm64 instead (fetches some 62 MB)")
+	setup.Flags().BoolVar(&f.fetch, "fetch", false, "only fetch; the first boot makes the rest")
 
 	boot := &cobra.Command{
 		Use:   "boot",
@@ -109,15 +108,15 @@ all is there it needs no network.`,
 	}
 	boot.Flags().IntVar(&f.guests, "guests", f.guests, "guests, 1 to 15")
 	boot.Flags().IntVar(&f.nodes, "nodes", f.nodes, "nodes of each guest, 1 to 4")
-	boot.Flags().StringVar(&f.modules, "modules", guest.SetStock, "stock, Debian's modules of VFIO (groups and type 1), or iommufd (setup --iommufd)")
+	boot.Flags().StringVar(&f.modules, "modules", guest.SetStock, "VFIO modules: stock (Debian's, with groups and type 1), or iommufd (setup --iommufd)")
 	boot.Flags().BoolVar(&f.debian, "debian", false, "guests with Debian's systemd and pfd as its service (setup --debian)")
 	boot.Flags().StringVar(&f.machine, "machine", qemu.MachineX86, "x86, no-iommu (with --modules iommufd or --uio), or arm64 (setup --arm64)")
-	boot.Flags().BoolVar(&f.uio, "uio", false, "with --machine no-iommu: nodes are driven by UIO, not by VFIO")
-	boot.Flags().BoolVar(&f.noPFD, "no-pfd", false, "plug the nodes in, and leave them alone")
+	boot.Flags().BoolVar(&f.uio, "uio", false, "with --machine no-iommu: drive the nodes by UIO instead of VFIO")
+	boot.Flags().BoolVar(&f.noPFD, "no-pfd", false, "plug the nodes in, but start no pfd")
 
 	run := &cobra.Command{
 		Use:   "run GUEST -- COMMAND...",
-		Short: "Run a command in a guest; its exit code is this one's",
+		Short: "Run a command in a guest and exit with its exit code",
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 && args[1] == "--" {
@@ -129,23 +128,17 @@ all is there it needs no network.`,
 			return a.qemuRun(cmd.Context(), f, args[0], agent.Command{Exec: agent.Exec{Args: args[1:]}, Stdin: a.in, Stdout: a.out, Stderr: a.err})
 		},
 	}
-	// What follows the guest's number is the command's, flags as well.
-	run.Flags().SetInterspersed(false)
+	run.Flags().SetInterspersed(false) // flags after the guest's number are the command's
 
 	shell := &cobra.Command{
 		Use:   "shell GUEST",
-		Short: "A shell in a guest; exit or Ctrl-D ends it",
-		Args:  maxArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) < 1 {
-				return usagef("qemu shell: want the number of a guest: `%s`", useLine(cmd))
-			}
-			return a.qemuShell(cmd.Context(), f, args[0])
-		},
+		Short: "Run a shell in a guest; exit or Ctrl-D ends it",
+		Args:  wantArgs(1, 1),
+		RunE:  func(cmd *cobra.Command, args []string) error { return a.qemuShell(cmd.Context(), f, args[0]) },
 	}
 	stop := &cobra.Command{
 		Use:   "stop",
-		Short: "End the guests, and then the process of their nodes",
+		Short: "End the guests and then the process that serves their nodes",
 		Args:  maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet, err := f.open()
@@ -161,7 +154,7 @@ all is there it needs no network.`,
 	list := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "Show the guests that run",
+		Short:   "Show the running guests",
 		Args:    maxArgs(0),
 		RunE:    func(*cobra.Command, []string) error { return a.qemuList(f) },
 	}
@@ -224,8 +217,7 @@ func (f *qemuFlags) guestWords() cobra.CompletionFunc {
 
 func (a *app) qemuCache(f *qemuFlags) (*qemu.Cache, error) {
 	c := &qemu.Cache{Dir: f.cache, Programs: f.programs, Package: f.deb, Kernel: f.kernel, Say: func(format string, args ...any) {
-		// A standard error that is closed is the caller's affair.
-		_, _ = fmt.Fprintf(a.err, "qemu: "+format+"\n", args...)
+		_, _ = fmt.Fprintf(a.err, "qemu: "+format+"\n", args...) // best effort
 	}}
 	var err error
 	if c.Dir == "" {
@@ -284,8 +276,8 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 		return usagef("%w", err)
 	}
 	if !f.noPFD {
-		// A guest without KVM is slow: a block's time is many times a real node's, and
-		// what was mapped for it must still be there when it comes.
+		// A guest without KVM is slow: a block takes many times as long as on a real node,
+		// and its mappings must still exist when it arrives.
 		o.PFD = []string{"--timeout-us", "1000000", "--guard-us", "2000000", "--window-idle", "10s"}
 	}
 	if _, err := qemu.Boot(ctx, cache, dir, o); err != nil {
@@ -295,7 +287,7 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 	return err
 }
 
-// guest gives the fleet and the number of a guest.
+// guest returns the fleet and the number of a guest.
 func (f *qemuFlags) guest(word string) (*qemu.Fleet, int, error) {
 	n, err := strconv.Atoi(word)
 	if err != nil {
@@ -313,8 +305,8 @@ func (a *app) qemuRun(ctx context.Context, f *qemuFlags, word string, c agent.Co
 	return commandExit(fleet.Run(ctx, n, c))
 }
 
-// commandExit gives what a command in a guest ended with: exit code 127 where the guest could
-// not start it, as of a shell.
+// commandExit returns the error for the exit code of a command in a guest. As in a shell, the
+// code is 127 if the guest could not start the command.
 func commandExit(code int, err error) error {
 	if err == nil && code == 0 || err != nil && !errors.Is(err, agent.ErrStart) {
 		return err
@@ -325,7 +317,7 @@ func commandExit(code int, err error) error {
 func (a *app) qemuShell(ctx context.Context, f *qemuFlags, word string) error {
 	in, ok := a.in.(*os.File)
 	if !ok || !term.IsTerminal(int(in.Fd())) {
-		return usagef("qemu shell: standard input is no terminal: exanetctl qemu run %s -- sh", word)
+		return usagef("qemu shell: standard input is not a terminal: use `exanetctl qemu run %s -- sh`", word)
 	}
 	size := func() agent.Size {
 		w, h, err := term.GetSize(int(in.Fd()))

@@ -15,11 +15,11 @@ import (
 	"github.com/exanet/pfd/sim"
 )
 
-// replayed is what replay prints as JSON.
+// replayed is the JSON of replay.
 type replayed struct {
 	Version   int               `json:"version"`
-	Error     *string           `json:"error"` // why it is not the same, or not read
-	Whole     bool              `json:"whole"` // the recording has its end
+	Error     *string           `json:"error"` // why the replay differs or the file cannot be read
+	Whole     bool              `json:"whole"` // the recording is complete
 	Nodes     int               `json:"nodes"`
 	VABits    int               `json:"va_bits"`
 	TXFIFO    bool              `json:"txfifo"`
@@ -27,31 +27,26 @@ type replayed struct {
 	Firmware  string            `json:"firmware_options"`
 	StartedNS int64             `json:"started_ns"` // since 1970
 	LengthNS  int64             `json:"length_ns"`  // of the recorded clock
-	Records   uint64            `json:"records"`    // replayed
-	Confirmed uint64            `json:"confirmed"`  // of these, by a digest
-	Frames    uint64            `json:"frames"`     // that the nodes transmitted
+	Records   uint64            `json:"records"`    // number of replayed records
+	Confirmed uint64            `json:"confirmed"`  // number of those that a digest confirmed
+	Frames    uint64            `json:"frames"`     // number of frames that the nodes transmitted
 	Kinds     map[string]uint64 `json:"kinds"`      // records by kind
-	Counters  []control.Counter `json:"counters"`   // of the nodes at the end, those that are not zero
+	Counters  []control.Counter `json:"counters"`   // of the nodes at the end, except zeros
 }
 
 func (a *app) replayCommand() *cobra.Command {
 	var counters bool
 	c := &cobra.Command{
 		Use:   "replay FILE",
-		Short: "Replay a recording of pfd --record, and compare",
-		Long: `replay gives fresh emulated nodes the inputs of a recording (pfd --record FILE) and
-compares all that they do with what was recorded. Exit code 0: it was the same, to
-the bit, also where the recording breaks off because its pfd was killed or its disk
-was full. Exit code 1: the nodes did something else, or FILE is not a recording.
-It needs the release that recorded, and no daemon.`,
+		Short: "Replay a recording of pfd --record and compare the results",
+		Long: `replay feeds the inputs of a recording (pfd --record FILE) to new emulated nodes and
+compares their outputs with the recorded ones. Exit code 0: all outputs were the same,
+to the bit, also if the recording ends early because its pfd was killed or its disk
+was full. Exit code 1: an output differs, or FILE is not a recording. replay needs the
+same release as the recording, and no daemon.`,
 		Example: `  pfd --record /tmp/rec --socket /tmp/pfd.sock
   exanetctl replay /tmp/rec`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("replay: name one recording, as pfd --record wrote it")
-			}
-			return nil
-		},
+		Args: wantArgs(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error { return a.replay(args[0], counters) },
 	}
 	c.Flags().BoolVar(&counters, "counters", false, "show the nodes' counters at the end")
@@ -91,7 +86,7 @@ func (a *app) replay(file string, counters bool) error {
 		if perr := a.printJSON(v); perr != nil {
 			return perr
 		}
-	case h.Nodes > 0: // the header was read
+	case h.Nodes > 0: // the header could be read
 		if perr := a.printReplay(&v, broken, counters); perr != nil {
 			return perr
 		}
@@ -109,7 +104,7 @@ func (a *app) printReplay(v *replayed, broken, counters bool) error {
 	result := "the same, to the bit"
 	switch {
 	case broken:
-		result = "the same as far as it goes; it breaks off"
+		result = "the same up to its end; the recording is incomplete"
 	case !v.Whole:
 		result = "NOT the same: see the message"
 	}

@@ -27,22 +27,21 @@ const (
 	exitSkipped  = 4
 )
 
-// streams are the program's standard streams; tests give their own.
+// streams are the program's standard streams. Tests replace them.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
 	getenv   func(string) string
 }
 
-// Errors that choose the exit code; the others are exitFailed.
+// Errors that determine the exit code; for all others it is exitFailed.
 var (
-	errUsage   = errors.New("wrong usage")
-	errSkipped = errors.New("skipped")
-	// errReported ends a command that has already said what went wrong.
+	errUsage = errors.New("wrong usage")
+	// errReported is the error of a command that has already printed its error.
 	errReported = errors.New("failed")
 )
 
-// usageError is wrong usage; it matches errUsage.
+// usageError is an error of usage. It matches errUsage.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string        { return e.err.Error() }
@@ -53,15 +52,15 @@ func usagef(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format, args...)}
 }
 
-// run runs one command line and gives the exit code.
+// run runs a command line and returns the exit code.
 func run(ctx context.Context, args []string, s streams) int {
 	root := newRoot(s)
 	root.SetArgs(args)
 	out := &config.Output{W: s.out}
 	root.SetOut(out)
 	cmd, err := root.ExecuteContextC(ctx)
-	if err == nil && out.Err != nil {
-		err = fmt.Errorf("standard output: %w", out.Err)
+	if err == nil {
+		err = outputError(out.Err)
 	}
 	code := exitCode(err)
 	if err != nil && !errors.Is(err, errReported) {
@@ -84,38 +83,39 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, control.ErrNoDaemon), errors.Is(err, control.ErrEnded):
 		return exitNoDaemon
-	case errors.Is(err, errSkipped), errors.Is(err, workload.ErrSkipped):
+	case errors.Is(err, workload.ErrSkipped):
 		return exitSkipped
 	}
 	return exitFailed
 }
 
-// app is what all commands share: the streams and the global flags.
+// app is the state that all commands share: the streams and the global flags.
 type app struct {
 	streams
 	socket string
-	trust  []uint // users whose pfd test processes attach to
+	trust  []uint // users to whose pfd test processes may attach
 	format string
 	json   bool
 	pretty bool
 	watch  time.Duration
-	// Of a table: the columns to sort by, and those to show; nil is as the width allows.
+	// sort and columns are the columns of a table to sort by and to show. If columns is nil,
+	// the width of the terminal decides.
 	sort, columns []string
 }
 
 func newRoot(s streams) *cobra.Command {
 	cobra.EnablePrefixMatching = true  // OBJECT and COMMAND may be abbreviated
-	cobra.EnableCommandSorting = false // help has them in the order of commands
+	cobra.EnableCommandSorting = false // help lists them in the order of addCommands
 	a := &app{streams: s}
 	root := &cobra.Command{
 		Use:   "exanetctl OBJECT [COMMAND]",
-		Short: "Show and drive the ExaNet page-fault daemon pfd",
-		Long: `exanetctl shows what a running pfd does and makes test transfers.
+		Short: "Show and control the ExaNet page-fault daemon pfd",
+		Long: `exanetctl shows the state of a running pfd and makes test transfers.
 
-Objects and commands may be abbreviated as long as they stay unambiguous;
-without a COMMAND an object is shown. Tables go to standard output, messages to
-standard error. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 pfd is not
-reachable or ended meanwhile, 4 skipped.`,
+Objects and commands may be abbreviated if the abbreviation is unambiguous.
+Without a COMMAND exanetctl shows the object. Tables go to standard output,
+messages to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 pfd
+does not answer or ended during the command, 4 skipped.`,
 		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -133,15 +133,15 @@ reachable or ended meanwhile, 4 skipped.`,
 	})
 	config.UseHelp(root)
 	f := root.PersistentFlags()
-	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default: the first that exists of pfd.sock in each directory of $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/exanet/pfd.sock if not root, and the machine's /run/exanet/pfd.sock)")
-	f.UintSliceVar(&a.trust, "trust", nil, "uid of a user whose pfd may reach the memory of test processes (write, read, perf), besides root, oneself and the machine's; in a rootless container the machine's pfd is 65534")
+	f.StringVar(&a.socket, "socket", "", "control socket of pfd (default: the first that exists of pfd.sock in each directory of $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/exanet/pfd.sock if not root, and the service's /run/exanet/pfd.sock)")
+	f.UintSliceVar(&a.trust, "trust", nil, "uid of another user whose pfd may access the memory of test processes (write, read, perf); root, yourself and the service's user always may; in a rootless container the uid of the service is 65534")
 	f.StringVarP(&a.format, "output", "o", "table", "output format: table, wide (all columns), json or csv")
 	values(root, "output", formats()...)
-	f.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
+	f.BoolVarP(&a.json, "json", "j", false, "same as -o json")
 	f.BoolVarP(&a.pretty, "pretty", "p", false, "indent JSON")
 	a.addCommands(root)
 	root.SetHelpCommand(helpCommand(root))
-	// Made here, not when the program runs: what it does not know is an error.
+	// Cobra would make it later; made here, an unknown shell is an error.
 	root.InitDefaultCompletionCmd()
 	if c, _, err := root.Find([]string{"completion"}); err == nil {
 		c.Args, c.RunE = cobra.ArbitraryArgs, orHelp
@@ -149,7 +149,7 @@ reachable or ended meanwhile, 4 skipped.`,
 	return root
 }
 
-// trusted returns the users of --trust.
+// trusted returns the user numbers of --trust.
 func (a *app) trusted() []uint32 {
 	var list []uint32
 	for _, uid := range a.trust {
@@ -158,11 +158,11 @@ func (a *app) trusted() []uint32 {
 	return list
 }
 
-// helpCommand is cobra's own, for which an unknown word is no error.
+// helpCommand replaces cobra's, which accepts unknown words.
 func helpCommand(root *cobra.Command) *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [OBJECT [COMMAND]]",
-		Short: "Help about any object or command",
+		Short: "Show the help of an object or command",
 		RunE: func(_ *cobra.Command, args []string) error {
 			c, rest, err := root.Find(args)
 			if err != nil {
@@ -177,7 +177,7 @@ func helpCommand(root *cobra.Command) *cobra.Command {
 	}
 }
 
-// orHelp is what a command does that is nothing without one of its own commands.
+// orHelp runs a command that only has subcommands: it shows the help.
 func orHelp(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return unknown(cmd, args[0])
@@ -195,7 +195,7 @@ func (a *app) checkFlags() error {
 	return nil
 }
 
-// unknown explains a word that is no object, or that abbreviates several.
+// unknown returns the error for a word that is no object, or that abbreviates several.
 func unknown(cmd *cobra.Command, word string) error {
 	var like []string
 	for _, c := range cmd.Commands() {
@@ -213,12 +213,12 @@ func unknown(cmd *cobra.Command, word string) error {
 	return usagef("no object or command %q", word)
 }
 
-// values are what a flag takes, for completion.
+// values completes a flag with the words that it accepts.
 func values(c *cobra.Command, flag string, words ...string) {
 	completeFlag(c, flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// useLine is a command with its arguments, as people write it.
+// useLine returns a command with its arguments, without flags.
 func useLine(cmd *cobra.Command) string { return strings.TrimSuffix(cmd.UseLine(), " [flags]") }
 
 func (a *app) client() (*control.Client, error) {
@@ -229,11 +229,17 @@ func (a *app) client() (*control.Client, error) {
 	return c, err
 }
 
-// maxArgs refuses more than n words as wrong usage.
-func maxArgs(n int) cobra.PositionalArgs {
+// maxArgs accepts up to n arguments.
+func maxArgs(n int) cobra.PositionalArgs { return wantArgs(0, n) }
+
+// wantArgs accepts least to most arguments. Other numbers are wrong usage.
+func wantArgs(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) > n {
-			return usagef("unexpected argument %q: want `%s`", strings.Join(args[n:], " "), useLine(cmd))
+		switch {
+		case len(args) < least:
+			return usagef("an argument is missing: want `%s`", useLine(cmd))
+		case len(args) > most:
+			return usagef("unexpected argument %q: want `%s`", strings.Join(args[most:], " "), useLine(cmd))
 		}
 		return nil
 	}

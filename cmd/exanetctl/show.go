@@ -13,8 +13,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// object makes an OBJECT whose default COMMAND is show; words are what may follow, columns
-// those of its table, and complete tells a shell what words there are.
+// object returns the command of an OBJECT whose default COMMAND is show. words are the
+// arguments for the usage line, and complete completes them.
 func (a *app) object(name, short, words string, columns []string, complete cobra.CompletionFunc, flags func(*cobra.Command), show func(cmd *cobra.Command, args []string) error, more ...*cobra.Command) *cobra.Command {
 	args := maxArgs(strings.Count(words, "["))
 	shown := a.watched(show)
@@ -40,11 +40,10 @@ func (a *app) object(name, short, words string, columns []string, complete cobra
 	return obj
 }
 
-// path is a parsed ID: NODE, NODE/SLOT or NODE/SLOT/CHANNEL. Parts that were
-// not given are -1.
+// path is a parsed ID: NODE, NODE/SLOT or NODE/SLOT/CHANNEL. Missing parts are -1.
 type path [3]int
 
-// parseID reads an ID of at most len(parts) numbers, which the parts name.
+// parseID parses an ID of at most len(parts) numbers. parts are their names.
 func parseID(args []string, parts ...string) (path, error) {
 	p := path{-1, -1, -1}
 	if len(args) == 0 {
@@ -65,7 +64,7 @@ func parseID(args []string, parts ...string) (path, error) {
 	return p, nil
 }
 
-// match tells whether the numbers, in the order of the ID, are those asked for.
+// match reports whether the numbers, in the order of the ID, are those of p.
 func (p path) match(numbers ...int) bool {
 	for i, n := range numbers {
 		if p[i] >= 0 && p[i] != n {
@@ -90,7 +89,7 @@ func nodeID(n uint32) string { return fmt.Sprintf("0x%06x", n) }
 func (a *app) nodeCommand() *cobra.Command {
 	var window string
 	l := listing[control.Node]{
-		name: "node", none: "no node answers: its device is gone, and pfd waits for it: start what serves the device (pfd --device) again; pfd's log has the reason", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
+		name: "node", none: "no node answers: pfd has lost its device and waits for it: restart the server of the device (pfd --device); pfd's log has the reason", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]control.Node, error) {
 			return c.Nodes(ctx, node)
 		},
@@ -131,7 +130,7 @@ func (a *app) nodeCommand() *cobra.Command {
 	return c
 }
 
-// windows are what --registers takes.
+// windows are the values of --registers.
 var windows = []string{"pl", "smmu", "btcm", "pktz", "mbox", "all"}
 
 func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) error {
@@ -159,7 +158,7 @@ func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) er
 	t := a.table("WINDOW", "OFFSET", "WIDTH", "NAME", "VALUE", "SOURCE")
 	t.spare = []string{"WIDTH", "WINDOW"}
 	for _, r := range regs {
-		value := "(not read)" // reading it has an effect
+		value := "(not read)" // reading it has a side effect
 		if r.Value != nil {
 			value = r.Value.String()
 		}
@@ -171,7 +170,7 @@ func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) er
 func (a *app) domainCommand() *cobra.Command {
 	type domain = control.Domain
 	return list(a, &listing[domain]{
-		name: "domain", none: "no process is attached", short: "Show the protection domains: one process on one node each", id: []string{"NODE", "SLOT"},
+		name: "domain", none: "no process is attached", short: "Show the protection domains, each of one process on one node", id: []string{"NODE", "SLOT"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]domain, error) { return c.Domains(ctx, node) },
 		place: func(d *domain) []int { return []int{d.Node, d.Slot} },
 		json: func(d []domain, all bool) any {
@@ -202,9 +201,9 @@ func (a *app) channelCommand() *cobra.Command {
 	var all bool
 	live := map[[2]int]uint16{} // PDIDs of live domains by node and slot
 	return list(a, &listing[channel]{
-		name: "channel", none: "no channel is in use", rest: " (--all has those of processes that are gone)", all: &all, short: "Show the channels in use and their transfers", id: []string{"NODE", "SLOT", "CHANNEL"},
+		name: "channel", none: "no channel is in use", rest: " (--all shows those of ended processes)", all: &all, short: "Show the channels in use and their transfers", id: []string{"NODE", "SLOT", "CHANNEL"},
 		flags: func(c *cobra.Command) {
-			c.Flags().BoolVar(&all, "all", false, "show the last transfers of processes that are gone too")
+			c.Flags().BoolVar(&all, "all", false, "also show the last transfers of ended processes")
 		},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]channel, error) {
 			domains, err := c.Domains(ctx, node)
@@ -266,7 +265,7 @@ func (a *app) channelCommand() *cobra.Command {
 func (a *app) transactionCommand() *cobra.Command {
 	type transaction = control.Transaction
 	return list(a, &listing[transaction]{
-		name: "transaction", none: "no block is in flight", short: "Show the transactions in flight: one block of a transfer each", id: []string{"NODE", "TRANSACTION"},
+		name: "transaction", none: "no block is in flight", short: "Show the transactions in flight, each a block of a transfer", id: []string{"NODE", "TRANSACTION"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]transaction, error) {
 			return c.Transactions(ctx, node)
 		},
@@ -306,7 +305,7 @@ func (a *app) smmuCommand() *cobra.Command {
 	return list(a, &listing[bank]{
 		name: "smmu", none: "no domain uses a bank", rest: " (--all shows all banks)", all: &all, short: "Show the SMMU's context banks", id: []string{"NODE", "BANK"},
 		flags: func(c *cobra.Command) {
-			c.Flags().BoolVar(&all, "all", false, "show banks that no domain uses too")
+			c.Flags().BoolVar(&all, "all", false, "also show banks that no domain uses")
 		},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]bank, error) { return c.SMMU(ctx, node) },
 		place: func(b *bank) []int { return []int{b.Node, b.Bank} },
@@ -334,7 +333,7 @@ func (a *app) smmuCommand() *cobra.Command {
 func (a *app) fifoCommand() *cobra.Command {
 	type fifo = control.FIFO
 	return list(a, &listing[fifo]{
-		name: "fifo", none: "no FIFO", short: "Show the page-fault FIFOs without taking anything out", id: []string{"NODE"},
+		name: "fifo", none: "no FIFO", short: "Show the page-fault FIFOs without removing entries", id: []string{"NODE"},
 		fetch: func(ctx context.Context, c *control.Client, node int) ([]fifo, error) { return c.FIFOs(ctx, node) },
 		place: func(f *fifo) []int { return []int{f.Node} },
 		json:  func(f []fifo, all bool) any { return control.FIFOs{Version: control.Version, SeesAll: all, FIFOs: f} },
@@ -372,8 +371,8 @@ func (a *app) counterCommand() *cobra.Command {
 	var all, help bool
 	columns := []string{"NODE", "COUNTER", "VALUE", "WHAT"}
 	flags := func(c *cobra.Command) {
-		c.Flags().BoolVar(&all, "all", false, "show counters that are zero too")
-		c.Flags().BoolVar(&help, "describe", false, "say what each counter counts")
+		c.Flags().BoolVar(&all, "all", false, "also show counters that are zero")
+		c.Flags().BoolVar(&help, "describe", false, "show a description of each counter")
 	}
 	show := func(cmd *cobra.Command, args []string) error {
 		node, part := control.AllNodes, ""
@@ -392,7 +391,7 @@ func (a *app) counterCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		none := len(counters) == 0 // this user has nothing there
+		none := len(counters) == 0 // this user has none
 		counters = slices.DeleteFunc(counters, func(c control.Counter) bool { return !strings.Contains(c.Name, part) })
 		scope := a.scope(cmd.Context(), client)
 		if a.wantJSON() {
@@ -434,7 +433,7 @@ func (a *app) faultCommand() *cobra.Command {
 	var last int
 	l := faultListing()
 	l.flags = func(c *cobra.Command) {
-		c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "how many faults, the newest ones")
+		c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "number of faults, the newest ones")
 	}
 	l.fetch = func(ctx context.Context, c *control.Client, node int) ([]control.Fault, error) {
 		if last < 1 || last > control.MaxFaults {
@@ -445,7 +444,7 @@ func (a *app) faultCommand() *cobra.Command {
 	return list(a, l, a.monitorCommand(), a.stagesCommand())
 }
 
-// positive is a number of which 0 says that it is not known.
+// positive returns the cell of a number for which 0 means unknown.
 func positive(n int) any {
 	if n == 0 {
 		return unmeasured
@@ -453,7 +452,7 @@ func positive(n int) any {
 	return n
 }
 
-// wallTime says when a fault was, by this machine's clock; in CSV in nanoseconds since 1970.
+// wallTime returns the time of a fault by this machine's clock; in CSV in ns since 1970.
 func wallTime(f *control.Fault) quantity {
 	if f.UnixNS == 0 {
 		return unmeasured // an older pfd
@@ -465,8 +464,7 @@ func wallTime(f *control.Fault) quantity {
 	return quantity{n: float64(f.UnixNS), text: time.Unix(0, f.UnixNS).Format(layout), exact: strconv.FormatInt(f.UnixNS, 10)}
 }
 
-// faultListing are faults with the time that each stage took, by the names that
-// docs/tracing.md has for them.
+// faultListing returns the listing of faults with the time of each stage (docs/tracing.md).
 func faultListing() *listing[control.Fault] {
 	type fault = control.Fault
 	return &listing[fault]{
@@ -489,7 +487,7 @@ func faultListing() *listing[control.Fault] {
 			{"KIND", 0, func(f *fault) any { return f.Kind }},
 			{"OUTCOME", 0, func(f *fault) any { return f.Outcome }},
 			{"TRANSFER", 6, func(f *fault) any {
-				if !f.Block { // told by FAR alone
+				if !f.Block { // only known from FAR
 					return ""
 				}
 				return fmt.Sprintf("%s:%d.%d", nodeID(f.SourceNode), f.Transaction, f.Sequence)
@@ -515,7 +513,7 @@ func faultListing() *listing[control.Fault] {
 func (a *app) statusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show the daemon as a whole",
+		Short: "Show the state of the daemon",
 		Args:  maxArgs(0),
 		RunE: a.watched(func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()

@@ -11,18 +11,18 @@ import (
 
 var stageColumns = []string{"STAGE", "P50_US", "P99_US", "THE_MEDIAN_FAULT"}
 
-// barWidth is that of the time a fault takes, in characters.
+// barWidth is the width of the bar for the time of a fault, in characters.
 const barWidth = 40
 
 func (a *app) stagesCommand() *cobra.Command {
 	var last int
 	c := &cobra.Command{
 		Use:   "stages [NODE]",
-		Short: "Show where the time of the last faults went, by stages",
-		Long: `stages shows how long the driver's stages of the last faults took that were resolved,
-and draws the median fault: drain (from the interrupt to the entry taken from the FIFO),
-queue (until its page-in begins), page_in (until the page is there), answer (until the
-retransmission is asked for). exanetctl trace tells the stages before and after.`,
+		Short: "Show the time of each stage of the last faults",
+		Long: `stages shows the times of the driver's stages for the last resolved faults and draws
+the median fault: drain (from the interrupt until the entry is taken from the FIFO),
+queue (until its page-in begins), page_in (until the page is resident), answer (until
+the retransmission is requested). exanetctl trace measures the stages before and after.`,
 		Args: maxArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := parseID(args, "NODE")
@@ -50,19 +50,22 @@ retransmission is asked for). exanetctl trace tells the stages before and after.
 			}
 			t := a.table(stageColumns...)
 			if len(stages) == 0 {
-				return a.none(t, "no fault was resolved yet: make some with `exanetctl write --dst absent`", scope)
+				return a.none(t, noStages, scope)
 			}
 			t.stages(stages, barWidth)
 			return a.flush(t, scope)
 		},
 	}
-	c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "how many faults, the newest ones")
+	c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "number of faults, the newest ones")
 	a.tableFlags(c, stageColumns...)
 	c.ValidArgsFunction = once(a.nodeWords())
 	return c
 }
 
-// stages adds a row for each, with a bar of where the median fault was in it.
+// noStages is the text in place of an empty table of stages.
+const noStages = "no fault was resolved so far: make some with `exanetctl write --dst absent`"
+
+// stages adds a row for each stage, with a bar for its time in the median fault.
 func (t *table) stages(stages []live.Stage, width int64) {
 	for _, s := range stages {
 		scale := func(ns int64) int { return int(ns * width / max(stages[len(stages)-1].ToNS, 1)) }

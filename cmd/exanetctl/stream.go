@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// stream is a table whose rows come one by one: its columns have the widths of formats.
+// stream is a table that prints each row at once. formats determine the widths of the columns.
 type stream struct {
 	*table
 	formats []string
 }
 
-// shown are the columns that the terminal has room for.
+// shown returns the columns that fit the terminal.
 func (s *stream) shown() (list []int) {
 	wide := -1
 	for i, format := range s.formats {
@@ -30,7 +30,7 @@ func (s *stream) shown() (list []int) {
 	return list
 }
 
-// begin prints the head.
+// begin prints the header.
 func (s *stream) begin() error {
 	var cells []any
 	for _, name := range s.head {
@@ -48,8 +48,5 @@ func (s *stream) print(cells []any) error {
 	for _, i := range s.shown() {
 		line = append(line, fmt.Sprintf(s.formats[i], cell(cells[i])))
 	}
-	if _, err := fmt.Fprintln(s.a.out, strings.TrimRight(strings.Join(line, " "), " ")); err != nil {
-		return fmt.Errorf("standard output: %w", err)
-	}
-	return nil
+	return s.a.println(strings.TrimRight(strings.Join(line, " "), " "))
 }

@@ -17,32 +17,30 @@ import (
 	"github.com/exanet/pfd/internal/maybe"
 )
 
-// table collects rows and writes them in columns: those that fit a terminal's width,
-// or those that were asked for, in the order that was asked for.
+// table collects rows and writes the columns of --columns, or those that fit the terminal.
 type table struct {
 	a    *app
 	head []string
-	// spare are columns in the order in which they go where the terminal is narrow.
+	// spare are the columns to leave out on a narrow terminal, the first one first.
 	spare []string
-	// wraps are columns of text that goes on in further lines where the terminal is narrow
-	// still.
+	// wraps are the columns whose text wraps if the terminal is still too narrow.
 	wraps []string
 	rows  [][]any
 }
 
-// table makes one whose last column wraps.
+// table returns an empty table whose last column wraps.
 func (a *app) table(columns ...string) *table {
 	return &table{a: a, head: columns, wraps: columns[len(columns)-1:]}
 }
 
-// add adds a row; anything that fmt can print is a cell.
+// add adds a row. A cell is any value that fmt can print.
 func (t *table) add(cells ...any) { t.rows = append(t.rows, cells) }
 
 func (t *table) flush() error {
 	return t.flushWith(func(line string) string { return line })
 }
 
-// flushWith writes the lines, each as edit gives it back.
+// flushWith writes the table. edit may change each line.
 func (t *table) flushWith(edit func(line string) string) error {
 	shown, err := t.choose()
 	if err != nil {
@@ -53,8 +51,8 @@ func (t *table) flushWith(edit func(line string) string) error {
 	}
 	out := t.render(shown)
 	for line := range strings.Lines(out) {
-		if _, err := fmt.Fprintln(t.a.out, edit(strings.TrimRight(line, " \n"))); err != nil {
-			return fmt.Errorf("standard output: %w", err)
+		if err := t.a.println(edit(strings.TrimRight(line, " \n"))); err != nil {
+			return err
 		}
 	}
 	if left := len(t.head) - len(shown); left > 0 && t.a.columns == nil {
@@ -63,7 +61,7 @@ func (t *table) flushWith(edit func(line string) string) error {
 	return nil
 }
 
-// choose gives the columns to show, by their places in head.
+// choose returns the columns to show as indexes of head.
 func (t *table) choose() ([]int, error) {
 	var shown []int
 	if t.a.columns != nil {
@@ -100,7 +98,7 @@ func (t *table) choose() ([]int, error) {
 	return shown, nil
 }
 
-// check tells wrong --sort and --columns before anything is asked for.
+// check checks --sort and --columns, before a command sends a request.
 func (t *table) check() error {
 	if t.a.columns != nil && len(t.a.columns) == 0 {
 		return usagef("--columns: want some of %s", strings.Join(t.head, ","))
@@ -115,7 +113,7 @@ func (t *table) check() error {
 	return nil
 }
 
-// column finds a column by its name or the beginning of it.
+// column finds a column by its name or an unambiguous prefix of it.
 func (t *table) column(flag, name string) (int, error) {
 	found := -1
 	for i, h := range t.head {
@@ -124,7 +122,7 @@ func (t *table) column(flag, name string) (int, error) {
 			return i, nil
 		case len(name) < len(h) && strings.EqualFold(h[:len(name)], name):
 			if found >= 0 {
-				return 0, usagef("--%s %s: %s or %s?", flag, name, t.head[found], h)
+				return 0, usagef("--%s %s is ambiguous: %s, %s", flag, name, t.head[found], h)
 			}
 			found = i
 		}
@@ -135,7 +133,7 @@ func (t *table) column(flag, name string) (int, error) {
 	return found, nil
 }
 
-// sort orders the rows by --sort, whose columns may have a "-" before them.
+// sort sorts the rows by the columns of --sort, in descending order after a "-".
 func (t *table) sort() error {
 	type key struct{ column, sign int }
 	var keys []key
@@ -161,7 +159,7 @@ func (t *table) sort() error {
 	return nil
 }
 
-// compare orders numbers by their value, before all else, and the rest as text.
+// compare orders numbers by value and before all other cells, which it orders as text.
 func compare(x, y any) int {
 	m, isM := number(x)
 	n, isN := number(y)
@@ -176,7 +174,7 @@ func compare(x, y any) int {
 	return cmp.Compare(cell(x), cell(y))
 }
 
-// number gives the value of a cell that is one.
+// number returns the value of a cell, if it is a number.
 func number(v any) (float64, bool) {
 	if q, ok := v.(quantity); ok {
 		return q.n, !math.IsNaN(q.n)
@@ -191,7 +189,7 @@ func number(v any) (float64, bool) {
 	return 0, false
 }
 
-// render writes the columns: numbers to the right, or all as CSV.
+// render returns the table as text with numbers to the right, or as CSV.
 func (t *table) render(shown []int) string {
 	w := pretty.NewWriter()
 	csv := t.a.format == formatCSV
@@ -230,13 +228,13 @@ func (t *table) render(shown []int) string {
 	return w.Render()
 }
 
-// narrowest is what a column of text shrinks to, columns of the terminal.
-const narrowest = 16
+// Widths of a column whose text wraps, in characters. Values are defined by this project.
+const (
+	narrowest = 16 // it never becomes narrower
+	spared    = 40 // it keeps this width before other columns are left out
+)
 
-// spared is what a column of text keeps of its width before others are left out for it.
-const spared = 40
-
-// wide is the width of a column.
+// wide returns the width of a column.
 func (t *table) wide(column int) int {
 	most := len([]rune(t.head[column]))
 	for _, row := range t.rows {
@@ -245,7 +243,8 @@ func (t *table) wide(column int) int {
 	return most
 }
 
-// narrow bounds the columns that wrap, the widest one first, until all fit the terminal.
+// narrow reduces the widths of the columns that wrap, the widest one first, until the table
+// fits the terminal.
 func (t *table) narrow(shown []int, config []pretty.ColumnConfig) {
 	width := t.a.width()
 	if t.a.format != formatTable || width == 0 {
@@ -272,7 +271,7 @@ func (t *table) narrow(shown []int, config []pretty.ColumnConfig) {
 	}
 }
 
-// numeric tells whether a column has numbers and nothing else.
+// numeric reports whether all known cells of a column are numbers.
 func (t *table) numeric(column int) bool {
 	numbers := 0
 	for _, row := range t.rows {
@@ -294,7 +293,7 @@ func widest(text string) int {
 	return most
 }
 
-// width is that of the terminal, 0 where standard output is none. COLUMNS sets it.
+// width returns COLUMNS or the width of the terminal, or 0 if standard output is none.
 func (a *app) width() int {
 	if n, err := strconv.Atoi(a.getenv("COLUMNS")); err == nil && n > 0 {
 		return n
@@ -307,9 +306,9 @@ func (a *app) width() int {
 	return 0
 }
 
-// tableFlags are those of commands that show a table of such columns.
+// tableFlags adds the flags of a command that shows a table with columns.
 func (a *app) tableFlags(c *cobra.Command, columns ...string) {
-	c.Flags().StringSliceVar(&a.sort, "sort", nil, "columns to sort by, the first one first; -NAME from the largest down")
+	c.Flags().StringSliceVar(&a.sort, "sort", nil, "columns to sort by, the first one first; -NAME sorts in descending order")
 	c.Flags().StringSliceVar(&a.columns, "columns", nil, "columns to show, in this order")
 	completeColumns(c, columns)
 }

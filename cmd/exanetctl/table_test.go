@@ -18,7 +18,7 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// ctlWide is ctl on a terminal of so many columns.
+// ctlWide is like ctl, on a terminal with a width.
 func ctlWide(columns string, args ...string) (out, errs string) {
 	var o, e bytes.Buffer
 	run(context.Background(), args, streams{in: &bytes.Buffer{}, out: &o, err: &e, getenv: func(name string) string {
@@ -30,7 +30,7 @@ func ctlWide(columns string, args ...string) (out, errs string) {
 	return o.String(), e.String()
 }
 
-// Every table fits 80 columns, and says what it leaves out.
+// Every table fits 80 columns and states how many columns it omits.
 func TestTablesFitTheTerminal(t *testing.T) {
 	d := startDaemon(t, fakeAnswers)
 	for _, object := range []string{"node", "domain", "channel", "transaction", "smmu", "fifo", "counter", "fault", "status"} {
@@ -86,7 +86,7 @@ func TestSortColumnsCSV(t *testing.T) {
 	}
 }
 
-// The CSV of transfers at once has rows and nothing else.
+// The CSV of transfers at once contains only rows.
 func TestOrderCSV(t *testing.T) {
 	var out, errs bytes.Buffer
 	a := &app{streams: streams{out: &out, err: &errs, getenv: os.Getenv}, format: formatCSV}
@@ -98,7 +98,7 @@ func TestOrderCSV(t *testing.T) {
 	}
 }
 
-// What has no columns to leave out goes on in further lines.
+// A table without columns to omit wraps its text.
 func TestLastColumnWraps(t *testing.T) {
 	long := strings.Repeat("word ", 40)
 	for _, width := range []int{60, 80} {
@@ -113,7 +113,7 @@ func TestLastColumnWraps(t *testing.T) {
 	}
 }
 
-// A shell is told the words that a flag takes, and the IDs that there are.
+// Completion offers the values of a flag and the existing IDs.
 func TestCompletionOfValues(t *testing.T) {
 	d := startDaemon(t, fakeAnswers)
 	fleet := t.TempDir()
@@ -161,7 +161,7 @@ func TestCompletionOfValues(t *testing.T) {
 	}
 }
 
-// What a transfer prints fits 80 columns, and says no more than was measured.
+// The output of a transfer fits 80 columns and contains only what was measured.
 func TestTransferTable(t *testing.T) {
 	no := maybe.Unknown()
 	many := workload.Result{
@@ -180,7 +180,7 @@ func TestTransferTable(t *testing.T) {
 		r         workload.Result
 		has, none []string
 	}{
-		{"many", many, []string{"node 15: 123456", "those of 3 other domains are among them", "p90 234567.8 us", "median"}, []string{"pfd slept"}},
+		{"many", many, []string{"node 15: 123456", "these include those of 3 other domains", "p90 234567.8 us", "median"}, []string{"pfd slept"}},
 		{"one", one, []string{"retransmissions  - ", "pinned           -\n", "latency          398.4 us, polling; pfd slept"}, []string{"p90", "median"}},
 	} {
 		var out bytes.Buffer
@@ -188,7 +188,7 @@ func TestTransferTable(t *testing.T) {
 		if err := a.printResult(q, c.r); err != nil {
 			t.Fatal(err)
 		}
-		// Lines that go on are one.
+		// Join wrapped lines.
 		text := regexp.MustCompile(`\n +`).ReplaceAllString(out.String(), " ")
 		for _, w := range c.has {
 			if !strings.Contains(text, w) {
@@ -204,7 +204,7 @@ func TestTransferTable(t *testing.T) {
 			t.Errorf("%s: %d columns:\n%s", c.name, widest(out.String()), out.String())
 		}
 	}
-	// Faults that are traced, a line each.
+	// Traced faults are printed line by line.
 	var out bytes.Buffer
 	a := &app{streams: streams{out: &out, err: &bytes.Buffer{}, getenv: func(string) string { return "80" }}, format: formatTable}
 	if err := errors.Join(a.beginTraced(), a.printTraced(probe.Event{Page: 0x7f0000001000, Side: "destination", Kind: "permission", TotalNS: 12345678})); err != nil || widest(out.String()) > 80 || !strings.Contains(out.String(), "12345.7") {

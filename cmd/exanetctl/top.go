@@ -19,7 +19,8 @@ import (
 	"github.com/exanet/pfd/internal/maybe"
 )
 
-// topWidth and topHeight are the smallest terminal that top is legible on.
+// topWidth and topHeight are the size of the smallest terminal for top. Values are defined by
+// this project.
 const (
 	topWidth  = 80
 	topHeight = 20
@@ -30,24 +31,24 @@ func (a *app) topCommand() *cobra.Command {
 	var count int
 	c := &cobra.Command{
 		Use:   "top",
-		Short: "Follow transfers, faults, channels and FIFOs as they change",
-		Long: `top shows on a full screen what a running pfd does: transfers, bytes and faults a
-second of all nodes, of each node and of each domain; where the time of the newest faults
-went, by stages; the fault FIFOs with the highest level that pfd has found them at; and
-the channels with a transfer under way: how many of its blocks are acknowledged (#), in
+		Short: "Show transfers, faults, channels and FIFOs live",
+		Long: `top shows the activity of a running pfd on a full screen: transfers, bytes and faults
+per second of all nodes, of each node and of each domain; the stages of the newest
+faults; the fault FIFOs with the highest level that pfd has found in them; and the
+channels with a transfer in flight: how many of its blocks are acknowledged (#), in
 flight (>), paused by a fault (!) and not yet issued (.).
 
-Keys: s and S sort by another column, / filters, space pauses, arrows scroll, ? helps,
-q quits. Where standard output is no terminal it prints a line an interval, with -o json
-one JSON value a line. A pfd that ends is waited for on the full screen; elsewhere top
-ends with exit code 3.`,
+Keys: s and S change the sort order, / filters, space pauses, arrows scroll, ? shows
+help, q quits. If standard output is not a terminal, top prints a line per interval, with
+-o json one JSON value per line. If pfd ends, the full screen waits for it to restart;
+otherwise top ends with exit code 3.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case interval < watchMin:
 				return usagef("--interval %v: want %v or more", interval, watchMin)
 			case count < 0:
-				return usagef("--count %d: want 0 (until it is interrupted) or more", count)
+				return usagef("--count %d: want 0 (until interrupted) or more", count)
 			case a.format == formatCSV:
 				return usagef("-o csv: top shows a screen, or lines of text or JSON")
 			}
@@ -56,7 +57,7 @@ ends with exit code 3.`,
 				return err
 			}
 			f := live.Follow(c)
-			// A pfd that is not there is told before the screen is taken.
+			// If pfd is not running, the error comes before the full screen.
 			v, err := f.Next(cmd.Context())
 			if err != nil {
 				return err
@@ -67,8 +68,8 @@ ends with exit code 3.`,
 			return a.topLines(cmd.Context(), f, v, interval, count)
 		},
 	}
-	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two looks")
-	c.Flags().IntVarP(&count, "count", "n", 0, "end after so many lines")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two updates")
+	c.Flags().IntVarP(&count, "count", "n", 0, "print this many lines and end")
 	return c
 }
 
@@ -91,9 +92,7 @@ func (a *app) topLines(ctx context.Context, f *live.Follower, v live.View, inter
 		case a.wantJSON():
 			err = a.printJSON(v)
 		default:
-			if _, err = fmt.Fprintln(a.out, topLine(&v)); err != nil {
-				err = fmt.Errorf("standard output: %w", err)
-			}
+			err = a.println(topLine(&v))
 		}
 		if err != nil {
 			return err
@@ -102,7 +101,7 @@ func (a *app) topLines(ctx context.Context, f *live.Follower, v live.View, inter
 	return nil
 }
 
-// topLine is all of a view that fits a line of 80 columns or a little more.
+// topLine summarizes a view in a line of somewhat more than 80 columns.
 func topLine(v *live.View) string {
 	inFlight, paused, most := 0, 0, -1
 	for _, c := range v.Channels {
@@ -112,7 +111,7 @@ func topLine(v *live.View) string {
 	for _, f := range v.FIFOs {
 		most = max(most, f.Highest)
 	}
-	highest := "-" // not shown to this user
+	highest := "-" // pfd does not show it to this user
 	if most >= 0 {
 		highest = strconv.Itoa(most)
 	}
@@ -128,7 +127,7 @@ func topLine(v *live.View) string {
 		v.Time.Format(time.TimeOnly), rate(v.Total.Transfers), rate(v.Total.Failed), rate(v.Total.Bytes), rate(v.Total.Faults), p50, channels, highest)
 }
 
-// rate is a number a second: with three digits, and a decimal multiple.
+// rate returns the cell of a number per second, with up to three digits and a decimal prefix.
 func rate(n maybe.Number) quantity {
 	if !n.Known() {
 		return unmeasured
@@ -158,27 +157,27 @@ func (a *app) topScreen(ctx context.Context, f *live.Follower, v live.View, inte
 	return nil
 }
 
-// screen is what the user has before him: the newest view, and what he chose.
+// screen is the state of the full screen: the newest view and the user's choices.
 type screen struct {
 	a        *app
 	next     func() (live.View, error)
 	interval time.Duration
 
 	view          live.View
-	err           error // of the last look; the view is older
+	err           error // of the last update; if it is not nil, the view is older
 	width, height int
 	paused, help  bool
-	sort          int // index of sorts
+	sort          int // index into sorts
 	reverse       bool
 	filter        string
-	typing        bool // the filter
-	scroll        int  // lines of the lists above the first one shown
+	typing        bool // the user is typing the filter
+	scroll        int  // number of lines of the lists above the first one shown
 }
 
-// sorts are the columns that the lists can be sorted by, from the largest down.
+// sorts are the columns by which the lists can be sorted, in descending order.
 var sorts = []string{"", "MB/S", "TRANSFERS/S", "FAULTS/S", "IN_FLIGHT", "PAUSED", "AGE"}
 
-// looked is a look at pfd that is over, and due the time of the next.
+// Messages to Update: the result of an update, and that the next one is due.
 type (
 	looked struct {
 		view live.View
@@ -220,7 +219,7 @@ func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return s, nil
 }
 
-// key does what a key says.
+// key handles a key.
 func (s *screen) key(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
 	if name == "ctrl+c" {
@@ -284,21 +283,21 @@ func (s *screen) View() tea.View {
 
 const topKeys = `Keys
   s        sort by the next column: MB/S, TRANSFERS/S, FAULTS/S, IN_FLIGHT, PAUSED, AGE
-  S        sort the other way round
-  /        filter domains and channels by a text in their line; esc shows all
-  space    pause, and go on
+  S        reverse the order
+  /        show only domains and channels whose line contains a text; esc shows all
+  space    pause or continue
   up, down, pgup, pgdown, home    scroll domains and channels
   q        quit
 
 Channels  # acknowledged   > in flight   ! paused by a page fault   . not yet issued
-Stages    drain: interrupt to FIFO entry read; queue: until its page-in begins;
-          page_in: until the page is there; answer: until the block is asked for again
-FIFOs     RXFIFO has faults of destinations, TXFIFO of sources. "level, highest": now,
-          and the most that pfd has found in it; "!" after it: an entry was lost
+Stages    drain: interrupt until FIFO entry read; queue: until page-in begins;
+          page_in: until page resident; answer: until block requested again
+FIFOs     RXFIFO has faults of destinations, TXFIFO of sources. "level, highest":
+          now, and the most that pfd has found; "!": an entry was lost
 
-Any key goes back.`
+Press any key to return.`
 
-// text is the whole screen, as high as the terminal.
+// text returns the whole screen, as high as the terminal.
 func (s *screen) text() string {
 	switch {
 	case s.width == 0:
@@ -335,18 +334,18 @@ func (s *screen) head() []string {
 	}
 	second := fmt.Sprintf("%s transfers/s  %s failed/s  %s MB/s  %s faults/s  %s retransmits/s", rate(v.Total.Transfers), rate(v.Total.Failed), megabytes(v.Total.Bytes), rate(v.Total.Faults), rate(v.Total.Retransmits))
 	if s.err != nil {
-		first, second = "no answer, asked again each "+s.interval.String(), "before that: "+second
+		first, second = "no answer, retrying every "+s.interval.String(), "before that: "+second
 		if errors.Is(s.err, control.ErrForbidden) {
 			first = "no answer"
 		}
 	} else if v.Seconds == 0 {
-		second = "rates are known after the second look"
+		second = "rates are known after the second update"
 	}
 	state := v.Time.Format(time.TimeOnly)
 	if s.paused {
 		state = "PAUSED " + state
 	}
-	// A long version is left out where it would take a line more.
+	// The version is left out if it would need another line.
 	if whole := "pfd " + v.Status.DaemonVersion + ", " + first; len(whole) < s.width-len(state) {
 		first = whole
 	} else {
@@ -377,7 +376,7 @@ func plural(n int, word string) string {
 
 func bold(text string) string { return "\x1b[1m" + text + plain }
 
-// fit makes a text so wide, on the left.
+// fit pads or cuts a text to a width.
 func fit(text string, width int) string {
 	r := []rune(text)
 	if len(r) > width {
@@ -386,12 +385,12 @@ func fit(text string, width int) string {
 	return text + strings.Repeat(" ", width-len(r))
 }
 
-// lines renders a table for this screen; the head of the columns is bold.
+// lines renders a table for this screen, with a bold header.
 func (s *screen) lines(t *table, keep func(string) bool) []string {
 	var out strings.Builder
 	a := *s.a
 	a.out, a.columns, a.sort, a.format = &out, nil, nil, formatTable
-	a.err = &strings.Builder{} // how many columns are left out is no matter here
+	a.err = &strings.Builder{} // the number of omitted columns is not shown
 	a.getenv = func(key string) string {
 		if key == "COLUMNS" {
 			return strconv.Itoa(s.width)
@@ -405,7 +404,7 @@ func (s *screen) lines(t *table, keep func(string) bool) []string {
 	}
 	t.a = &a
 	if err := t.flush(); err != nil {
-		return []string{err.Error()} // of a Builder: never
+		return []string{err.Error()} // a Builder has no errors
 	}
 	lines := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
 	head, rows := bold(lines[0]), lines[1:]
@@ -415,7 +414,7 @@ func (s *screen) lines(t *table, keep func(string) bool) []string {
 	return append([]string{head}, rows...)
 }
 
-// matches tells whether the filter lets a line through.
+// matches reports whether a line passes the filter.
 func (s *screen) matches(line string) bool {
 	return strings.Contains(strings.ToLower(line), strings.ToLower(s.filter))
 }
@@ -423,7 +422,7 @@ func (s *screen) matches(line string) bool {
 func (s *screen) stages() []string {
 	st := s.view.Stages
 	if len(st) == 0 {
-		return []string{bold("STAGES"), "no fault was resolved yet: make some with `exanetctl write --dst absent`"}
+		return []string{bold("STAGES"), noStages}
 	}
 	t := s.a.table("STAGE", "P50_US", "P99_US", fmt.Sprintf("MEDIAN_OF_%d", st[0].Faults))
 	t.stages(st, int64(s.width-40))
@@ -473,7 +472,7 @@ func (s *screen) domains() []string {
 
 func (s *screen) channels() []string {
 	if len(s.view.Channels) == 0 {
-		return []string{bold("CHANNELS"), "no transfer is under way at this moment"}
+		return []string{bold("CHANNELS"), "no transfer is in flight"}
 	}
 	const bar = 20
 	t := s.a.table("CHANNEL", "TO", "CLASS", "SIZE", "BLOCKS", "ACKED", "IN_FLIGHT", "PAUSED", "RESENT", "AGE", "PROGRESS")
@@ -486,8 +485,8 @@ func (s *screen) channels() []string {
 	return s.lines(t, s.matches)
 }
 
-// progressOf draws what has become of a transfer's blocks: whatever there is at all has
-// a character.
+// progressOf draws the states of a transfer's blocks. Each state that has blocks has at least
+// one character.
 func progressOf(c *control.Channel, width int) string {
 	line := []byte(strings.Repeat(".", width))
 	at := 0

@@ -55,7 +55,7 @@ func TestProgressOf(t *testing.T) {
 	}
 }
 
-// A user who is not shown how full the FIFOs were sees that, and not a zero.
+// If pfd does not show the levels of the FIFOs to a user, top shows "-" and not zero.
 func TestTopLine(t *testing.T) {
 	v := live.View{Status: control.Status{SeesAll: true}, Time: time.Unix(0, 0).UTC(), FIFOs: []control.FIFO{{Highest: -1}}, Total: live.Rates{Bytes: 2.5e6}}
 	const want = "00:00:00 transfers/s=0 failed/s=0 bytes/s=2.5M faults/s=0 p50_us=- channels=0 in_flight=0 paused=0 fifo_highest="
@@ -68,7 +68,7 @@ func TestTopLine(t *testing.T) {
 	}
 }
 
-// What the keys do to the screen, and how wide and high it is.
+// The effect of the keys, and the size of the screen.
 func TestTopScreen(t *testing.T) {
 	channels := []control.Channel{}
 	for i := range 20 {
@@ -121,7 +121,7 @@ func TestTopScreen(t *testing.T) {
 		s.Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
 		look("1.2k transfers/s", "500.0 MB/s", "page_in", "2, 17!", "0/3", "0/3/0", "########", "? help")
 	}
-	// What the head says is whole on the narrowest terminal.
+	// The head is complete on the narrowest terminal.
 	s.view.Status = control.Status{SeesAll: true, DaemonVersion: "0.1.0-dev+0123456789ab.dirty", State: "draining", UptimeNS: 1e15, PinnedBytes: -1}
 	s.view.Total = live.Rates{Transfers: 999.5e6, Failed: 999e3, Bytes: 123456e6, Faults: maybe.Unknown(), Retransmits: maybe.Unknown()}
 	s.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
@@ -166,7 +166,7 @@ func TestTopScreen(t *testing.T) {
 	}
 	press("space")
 	s.Update(looked{err: errors.New(strings.Repeat("no pfd can be reached ", 10))})
-	if text := look("no answer, asked again each 1s", "before that: 1.2k transfers/s"); strings.Contains(text, "ready, up") || strings.Count(strings.ReplaceAll(text, "\n", " "), "no pfd can be reached") != 10 {
+	if text := look("no answer, retrying every 1s", "before that: 1.2k transfers/s"); strings.Contains(text, "ready, up") || strings.Count(strings.ReplaceAll(text, "\n", " "), "no pfd can be reached") != 10 {
 		t.Errorf("as if pfd were there:\n%s", text)
 	}
 	if _, cmd := s.Update(tea.KeyPressMsg{Code: 'q', Text: "q"}); cmd == nil || cmd() != tea.Quit() {
@@ -200,7 +200,7 @@ func TestTopUsage(t *testing.T) {
 	}
 }
 
-// tmux is a terminal that a program runs on, in a server of its own.
+// tmux is a terminal for a program, in its own tmux server.
 type tmux struct {
 	t      *testing.T
 	socket string
@@ -227,7 +227,7 @@ func (m *tmux) do(args ...string) string {
 	return string(out)
 }
 
-// until waits until a pattern is on the screen, which it gives.
+// until waits until a pattern is on the screen and returns the screen.
 func (m *tmux) until(pattern string) string {
 	m.t.Helper()
 	want := regexp.MustCompile(pattern)
@@ -242,8 +242,8 @@ func (m *tmux) until(pattern string) string {
 	}
 }
 
-// top on a real terminal, with a real pfd and real transfers: it shows them, its keys
-// work, it says that pfd is gone, and leaves the terminal as it was.
+// On a real terminal, with a real pfd and real transfers, top shows the transfers, its keys
+// work, it reports that pfd has ended, and it restores the terminal.
 func TestTop(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)
@@ -273,7 +273,7 @@ func TestTop(t *testing.T) {
 	m.do("send-keys", "Space")
 	stands := m.until(`PAUSED [0-9:]{8}`)
 	m.do("send-keys", "?")
-	m.until(`Any key goes back`)
+	m.until(`Press any key`)
 	m.do("send-keys", "x")
 	if now := m.until(`PAUSED [0-9:]{8}`); now != stands {
 		t.Errorf("paused, and changed from\n%sto\n%s", stands, now)
@@ -286,7 +286,7 @@ func TestTop(t *testing.T) {
 	if err := d.Stop(); err != nil {
 		t.Error(err)
 	}
-	m.until(`no answer, asked again each 200ms`)
+	m.until(`no answer, retrying every 200ms`)
 	m.do("send-keys", "q")
 	m.until(`exit code 0`)
 	if text := m.do("capture-pane", "-p"); strings.Contains(text, "STAGE") {
@@ -294,7 +294,7 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// Without a terminal a line an interval, with JSON a value; a pfd that ends ends it.
+// Without a terminal top prints a line per interval, or a JSON value. It ends if pfd ends.
 func TestTopLines(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)
@@ -325,8 +325,8 @@ func TestTopLines(t *testing.T) {
 	}
 }
 
-// The commands of docs/service.md, letter by letter, print what it says. Those that follow pfd
-// until they are interrupted are, after their first line, and end well.
+// The commands of docs/service.md print the output that it shows. Those that run until
+// interrupted are interrupted after their first line and end with exit code 0.
 func TestWatchingOfTheDocs(t *testing.T) {
 	text, err := os.ReadFile("../../docs/service.md")
 	if err != nil {

@@ -18,19 +18,19 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// traceCommand is the eBPF probe: docs/tracing.md.
+// traceCommand controls the eBPF probe (docs/tracing.md).
 func (a *app) traceCommand() *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use:   "trace COMMAND",
 		Short: "Trace the faults of a running pfd with eBPF",
-		Long: `trace measures where each fault's microseconds go: eBPF programs at pfd's probe
-point keep histograms, counters and the slowest faults in pinned maps, which bpftool
-and cat read, too (docs/tracing.md). It needs root, or CAP_BPF and CAP_PERFMON.`,
+		Long: `trace measures the stages of each fault. eBPF programs at pfd's probe point keep
+histograms, counters and the slowest faults in pinned maps, which bpftool and cat can
+read, too (docs/tracing.md). trace needs root, or CAP_BPF and CAP_PERFMON.`,
 		RunE: orHelp,
 		Args: cobra.ArbitraryArgs,
 	}
-	c.PersistentFlags().StringVar(&dir, "bpffs", probe.DefaultDir, "directory of a bpffs for what is pinned")
+	c.PersistentFlags().StringVar(&dir, "bpffs", probe.DefaultDir, "directory of a bpffs for the pinned programs and maps")
 	c.AddCommand(a.traceOn(&dir), a.traceOff(&dir), a.traceStatus(&dir), a.traceLatency(&dir), a.traceFaults(&dir),
 		a.traceRecord(&dir), a.traceReport(), a.traceClean(&dir), a.tracePoint())
 	return c
@@ -40,7 +40,7 @@ func (a *app) traceOn(dir *string) *cobra.Command {
 	var programs, sources []string
 	c := &cobra.Command{
 		Use:   "on",
-		Short: "Attach to every pfd of a program file, those that start later too",
+		Short: "Attach to every pfd of a program file, also those that start later",
 		Args:  maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(programs) == 0 {
@@ -58,7 +58,7 @@ func (a *app) traceOn(dir *string) *cobra.Command {
 		},
 	}
 	c.Flags().StringSliceVar(&sources, "sources", nil, "attach only these: "+strings.Join(probe.SourceNames(), ", ")+" (default all)")
-	c.Flags().StringSliceVar(&programs, "program", nil, "pfd's program file (default: that of the pfd at --socket); with a comma that of the process which serves its nodes, too: exanetctl")
+	c.Flags().StringSliceVar(&programs, "program", nil, "pfd's program file (default: that of the pfd at --socket); if another process serves its nodes, add that program (exanetctl) after a comma")
 	return c
 }
 
@@ -83,12 +83,12 @@ func (a *app) tracePoint() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&program, "program", "", "pfd's program file (default: that of the pfd at --socket)")
-	c.Flags().BoolVar(&event, "event", false, "as a line for the kernel's uprobe_events")
+	c.Flags().BoolVar(&event, "event", false, "print a line for the kernel's uprobe_events")
 	return c
 }
 
-// pfdProgram names the program file of the pfd at the socket, as it runs: another file
-// may stand at its path by now.
+// pfdProgram returns the path of the running program of the pfd at the socket, in /proc: the
+// file at its original path may have been replaced.
 func (a *app) pfdProgram(cmd *cobra.Command) (string, error) {
 	client, err := a.client()
 	if err != nil {
@@ -108,16 +108,16 @@ func (a *app) pfdProgram(cmd *cobra.Command) (string, error) {
 		if pid == 0 {
 			who = "in another pid namespace"
 		}
-		return "", fmt.Errorf("the program of pfd, %s: %w: name its file with --program", who, err)
+		return "", fmt.Errorf("program of pfd (%s): %w: name its file with --program", who, err)
 	}
 	if gone := strings.TrimSuffix(path, " (deleted)"); gone != path {
-		fmt.Fprintf(a.err, "exanetctl: %s was replaced while pfd runs: the running one is traced, and none that starts from the new file\n", gone)
+		fmt.Fprintf(a.err, "exanetctl: %s was replaced while pfd runs: only the running pfd is traced, not those that start from the new file\n", gone)
 	}
 	return exe, nil
 }
 
-// listener gives the process that listens at a socket, by its number here: pfd's own word
-// is that of its pid namespace.
+// listener returns the number of the process that listens at a socket, in this pid namespace.
+// The number in pfd's status is that of pfd's own namespace.
 func listener(ctx context.Context, socket string) (int, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -126,7 +126,7 @@ func listener(ctx context.Context, socket string) (int, error) {
 	defer c.Close()
 	var cred *unix.Ucred
 	if err := sockets.Control(c.(*net.UnixConn), func(fd int) (err error) { cred, err = sockets.Peer(fd); return err }); err != nil {
-		return 0, fmt.Errorf("who listens at %s: %w", socket, err)
+		return 0, fmt.Errorf("process that listens at %s: %w", socket, err)
 	}
 	return int(cred.Pid), nil
 }
@@ -134,7 +134,7 @@ func listener(ctx context.Context, socket string) (int, error) {
 func (a *app) traceOff(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "off",
-		Short: "Detach, and remove what is pinned with all that was measured",
+		Short: "Detach and remove the pinned maps with all measurements",
 		Args:  maxArgs(0),
 		RunE:  func(*cobra.Command, []string) error { return probe.Off(*dir) },
 	}
@@ -143,7 +143,7 @@ func (a *app) traceOff(dir *string) *cobra.Command {
 func (a *app) traceClean(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
-		Short: "Remove what is pinned there, also by another version or by a trace that was killed",
+		Short: "Remove pinned files, also of another version or a killed trace",
 		Args:  maxArgs(0),
 		RunE: func(*cobra.Command, []string) error {
 			err := probe.Off(*dir)
@@ -155,7 +155,7 @@ func (a *app) traceClean(dir *string) *cobra.Command {
 	}
 }
 
-// tracer opens the maps for a command that reads them.
+// tracer calls f with the pinned maps.
 func (a *app) tracer(dir string, f func(*probe.Maps) error) error {
 	m, err := probe.Open(dir)
 	if err != nil {
@@ -165,8 +165,7 @@ func (a *app) tracer(dir string, f func(*probe.Maps) error) error {
 	return f(m)
 }
 
-// traced reads what was measured: in the pinned maps, or by asking a pfd that keeps its
-// own.
+// traced reads the measurements from the pinned maps, or from a pfd that keeps its own.
 func (a *app) traced(cmd *cobra.Command, dir string) (r *probe.Report, err error) {
 	err = a.tracer(dir, func(m *probe.Maps) error {
 		r, err = m.Report()
@@ -189,7 +188,7 @@ func (a *app) traced(cmd *cobra.Command, dir string) (r *probe.Report, err error
 func (a *app) traceStatus(dir *string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show what is attached, who is watched, and what was counted",
+		Short: "Show the attached sources, the traced processes and the counters",
 		Args:  maxArgs(0),
 		RunE: a.watched(func(cmd *cobra.Command, _ []string) error {
 			r, err := a.traced(cmd, *dir)
@@ -210,7 +209,7 @@ func (a *app) showTrace(s *probe.Status) error {
 	var programs []string
 	for _, p := range s.Programs {
 		if p.Replaced {
-			p.File += ": replaced, no pfd that starts now is traced: run `exanetctl trace on` again"
+			p.File += ": replaced, a pfd that starts now is not traced: run `exanetctl trace on` again"
 		}
 		programs = append(programs, p.File)
 	}
@@ -242,20 +241,20 @@ func (a *app) showTrace(s *probe.Status) error {
 	return t.flush()
 }
 
-// remedies say what a counter means that should be 0.
+// remedies explain counters that should be 0.
 var remedies = map[string]string{
-	"bad_records":   "records that no pfd makes were left out: is the program that is traced a pfd?",
-	"unreadable":    "records could not be read and were left out: run `exanetctl trace on` again",
-	"lone":          "refused blocks whose faults are not known: pfd has them in another process, or they began before `trace on`",
-	"crowded":       "faults of blocks that had more than eight were left out of the histograms",
-	"full":          "a map was full, and what it had no room for was left out: run `exanetctl trace off` and `on`",
-	"stamp_bad":     "a process's word of when it rang or saw the end cannot be: `ring` or `seen` were left out",
-	"events_lost":   "nobody read these events in time: narrow them with `trace faults --slower`, the histograms have them",
-	"kernel_missed": "page-ins whose part in the kernel is not known were left out of `kernel_*`",
+	"bad_records":   "records in an unknown format were omitted: check that the traced program is a pfd",
+	"unreadable":    "records that could not be read were omitted: run `exanetctl trace on` again",
+	"lone":          "refused blocks with unknown faults: another process has the faults, or they began before `trace on`",
+	"crowded":       "faults of blocks with more than eight faults were omitted from the histograms",
+	"full":          "entries were omitted because a map was full: run `exanetctl trace off` and `on`",
+	"stamp_bad":     "a process's time stamp of the doorbell or of the end is impossible: `ring` or `seen` was omitted",
+	"events_lost":   "these events were not read in time: reduce them with `trace faults --slower`; the histograms include them",
+	"kernel_missed": "page-ins whose time in the kernel is unknown were omitted from `kernel_*`",
 }
 
-// noTraced says why there is no latency to show.
-const noTraced = "no fault was traced since `exanetctl trace on`: make some with `exanetctl write --dst absent`; `exanetctl trace status` says what is attached"
+// noTraced is the text in place of an empty table.
+const noTraced = "no fault was traced since `exanetctl trace on`: make some with `exanetctl write --dst absent`; `exanetctl trace status` shows the attached sources"
 
 func (a *app) traceLatency(dir *string) *cobra.Command {
 	c := &cobra.Command{
@@ -324,8 +323,8 @@ func (a *app) traceFaults(dir *string) *cobra.Command {
 	completeFlag(c, "node", a.nodeWords())
 	f.Uint32Var(&pdid, "pdid", 0, "only faults of this protection domain")
 	f.StringVar(&kind, "kind", "", "only faults of this kind: "+strings.Join(probe.Kinds(), ", "))
-	f.DurationVar(&slower, "slower", 0, "only faults that took this long or longer: 1ms")
-	f.BoolVar(&slowest, "slowest", false, "show the 64 slowest so far instead")
+	f.DurationVar(&slower, "slower", 0, "only faults that took at least this time, such as 1ms")
+	f.BoolVar(&slowest, "slowest", false, "show the 64 slowest faults so far instead")
 	return c
 }
 
@@ -351,7 +350,7 @@ func (a *app) showSlowest(m *probe.Maps) error {
 	return nil
 }
 
-// tracedFaults is the table of traced faults: a column for each stage.
+// tracedFaults returns the table of traced faults with a column for each stage.
 func (a *app) tracedFaults() *stream {
 	head := []string{"NODE/PD", "PAGE", "SIDE", "METHOD", "KIND", "OUTCOME", "TRANSFER"}
 	s := &stream{formats: strings.Fields("%-8v %-14v %-11v %-9v %-10v %-9v %-16v")}

@@ -19,24 +19,15 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// maxRecordLine bounds a line of a recording (ours): an event has some 600 bytes.
+// maxRecordLine bounds a line of a recording, in bytes; an event has some 600. Defined by this
+// project.
 const maxRecordLine = 64 << 10
-
-// files wants the names of some files, max at most.
-func files(max int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < 1 || len(args) > max {
-			return usagef("want `%s`", useLine(cmd))
-		}
-		return nil
-	}
-}
 
 func (a *app) traceRecord(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "record FILE",
-		Short: "Write each fault into a file, a line of JSON each, until interrupted",
-		Args:  files(1),
+		Short: "Write each fault as a line of JSON into a file until interrupted",
+		Args:  wantArgs(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.tracer(*dir, func(m *probe.Maps) error {
 				f, err := os.OpenFile(args[0], os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -56,13 +47,13 @@ func (a *app) traceReport() *cobra.Command {
 	var svg string
 	c := &cobra.Command{
 		Use:   "report FILE [FILE2]",
-		Short: "Summarize recordings; with --svg draw each fault and the times over time",
-		Long: `report summarizes what trace record has written. Of a device in another process or
-another machine a recording has one half of each fault: the driver's, or the sender's.
-The recordings of both are joined by the block (node, transaction, sequence), and by
-lengths of time alone: the two clocks need not agree. What the wire and both machines'
-firmware took (raise and resend) is told as one stage, resend.`,
-		Args: files(2),
+		Short: "Summarize recordings; with --svg draw the faults",
+		Long: `report summarizes recordings of trace record. If the device is in another process or
+machine, a recording has one half of each fault: the driver's or the sender's. report
+joins the halves of two recordings by the block (node, transaction, sequence). It uses
+only durations, so the two clocks need not agree. The time of the wire and of both
+machines' firmware (raise and resend) is one stage, resend.`,
+		Args: wantArgs(1, 2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			var recordings [][]probe.Event
 			for _, name := range args {
@@ -74,7 +65,7 @@ firmware took (raise and resend) is told as one stage, resend.`,
 			}
 			list, lone := joinHalves(recordings)
 			if lone > 0 {
-				fmt.Fprintf(a.err, "exanetctl: %d halves of faults have no other half in these recordings\n", lone)
+				fmt.Fprintf(a.err, "exanetctl: %d halves of faults have no match in these recordings\n", lone)
 			}
 			if svg != "" {
 				if err := outfile.Write(svg, drawEvents(list)); err != nil {
@@ -88,7 +79,8 @@ firmware took (raise and resend) is told as one stage, resend.`,
 	return c
 }
 
-// blockKey names a block's refusal: its numbers come again, in this order.
+// blockKey identifies a refused block. Later blocks reuse the numbers; their faults are matched
+// in order.
 type blockKey struct {
 	source                uint32
 	transaction, sequence uint16
@@ -96,8 +88,8 @@ type blockKey struct {
 
 func keyOf(e *probe.Event) blockKey { return blockKey{e.Source, e.Transaction, e.Sequence} }
 
-// joinHalves joins the halves of faults, and gives all that are whole or have no other
-// half; lone is how many of these there are.
+// joinHalves joins the halves of faults. It returns all faults, and the number of halves
+// without a match, which list includes.
 func joinHalves(recordings [][]probe.Event) (list []probe.Event, lone int) {
 	senders, joined := map[blockKey][]probe.Event{}, map[blockKey]bool{}
 	for _, events := range recordings {
@@ -111,13 +103,13 @@ func joinHalves(recordings [][]probe.Event) (list []probe.Event, lone int) {
 		for i := range events {
 			e, k := &events[i], keyOf(&events[i])
 			switch e.Half {
-			case "": // a sender's half that was told before it was joined is no fault more
+			case "": // the sender's half of this fault, if recorded, is not another fault
 				joined[k] = true
 			case probe.HalfSender:
 				continue
 			case probe.HalfDriver:
 				if same := senders[k]; len(same) > 0 && joinHalf(e, &same[0]) {
-					if len(same) > 1 { // the last one has more faults, perhaps
+					if len(same) > 1 { // keep the last one: it may have more faults
 						senders[k] = same[1:]
 					}
 					joined[k] = true
@@ -138,8 +130,9 @@ func joinHalves(recordings [][]probe.Event) (list []probe.Event, lone int) {
 	return list, lone
 }
 
-// joinHalf makes a fault whole of what its block's sender saw: what it was away for, and
-// the driver did not have it, is resend's. False: it cannot be of this fault.
+// joinHalf adds the stages that the block's sender recorded to a fault. The stage resend is the
+// time from the refusal to the retransmission less the driver's stages. It returns false if
+// the half cannot belong to this fault.
 func joinHalf(e, sender *probe.Event) bool {
 	away, ok := sender.StagesNS["resend"]
 	var driver int64
@@ -181,7 +174,7 @@ func readEvents(r io.Reader) ([]probe.Event, error) {
 			}
 		}
 		if err := json.Unmarshal(line, &e); err != nil {
-			return nil, fmt.Errorf("line %d is no fault of `trace record`: %w", len(list)+1, err)
+			return nil, fmt.Errorf("line %d is not a fault of `trace record`: %w", len(list)+1, err)
 		}
 		list = append(list, e)
 	}
@@ -191,7 +184,7 @@ func readEvents(r io.Reader) ([]probe.Event, error) {
 	return list, nil
 }
 
-// summary is a stage of a recording, with exact percentiles.
+// summary summarizes a stage of a recording, with exact percentiles.
 type summary struct {
 	Stage string `json:"stage"`
 	Count int    `json:"count"`
@@ -200,7 +193,7 @@ type summary struct {
 	MaxNS int64  `json:"max_ns"`
 }
 
-// summarize prints the stages' percentiles.
+// summarize prints the percentiles of each stage.
 func (a *app) summarize(list []probe.Event) error {
 	stages := []summary{}
 	for _, name := range probe.StageNames() {

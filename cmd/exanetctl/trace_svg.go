@@ -12,25 +12,25 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// stageColours are the bars', in the stages' order.
+// stageColours are the colours of the stages in their order.
 var stageColours = []color.NRGBA{
 	{0x9e, 0xca, 0xe1, 0xff}, {0x42, 0x92, 0xc6, 0xff}, {0x08, 0x51, 0x9c, 0xff}, {0xfd, 0xd0, 0xa2, 0xff}, {0xfd, 0xae, 0x6b, 0xff},
 	{0xe6, 0x55, 0x0d, 0xff}, {0xa6, 0x36, 0x03, 0xff}, {0x74, 0xc4, 0x76, 0xff}, {0x23, 0x8b, 0x45, 0xff}, {0xbc, 0xbd, 0xdc, 0xff},
 }
 
-// The measures of the picture. Values are defined by this project.
+// Sizes of the picture. Values are defined by this project.
 const (
-	maxBars                 = 1000      // faults that are drawn: the first ones
-	faultWidth              = 0.8       // of the room of a bar
-	eventsWidth, eventsHigh = 1000, 300 // of the axes, points
+	maxBars                 = 1000      // only the first faults have bars
+	faultWidth              = 0.8       // of a bar; the distance is 1
+	eventsWidth, eventsHigh = 1000, 300 // of the axes, in points
 
-	heatColumns = 200 // of time
-	heatSteps   = 4   // rows a power of two
+	heatColumns = 200 // parts of the time axis
+	heatSteps   = 4   // rows per power of two
 	heatShades  = 8
 )
 
-// drawEvents draws a stacked bar for each fault (PART's figure 8), and below them how many
-// faults took how long, over time.
+// drawEvents draws a stacked bar for each fault (PART's figure 8), and below them a heat map of
+// the faults' times over time.
 func drawEvents(list []probe.Event) []byte {
 	return []byte(picture.SVG(eventsWidth, eventsHigh, drawBars(list[:min(len(list), maxBars)]), drawHeat(list)))
 }
@@ -53,13 +53,12 @@ func drawBars(list []probe.Event) *plot.Plot {
 		p.Legend.Add(stage, bars)
 		p.Add(bars)
 	}
-	picture.Axis(&p.X, 0, max(float64(len(list)), 6)) // no parts of a fault
+	picture.Axis(&p.X, 0, max(float64(len(list)), 6)) // so that ticks are whole numbers
 	picture.Axis(&p.Y, 0, highest)
 	return p
 }
 
-// drawHeat draws a cell for each part of the time and each range of totals, the darker the
-// more faults there are.
+// drawHeat draws the heat map: a cell is darker the more faults it contains.
 func drawHeat(list []probe.Event) *plot.Plot {
 	first, last := uint64(math.MaxUint64), uint64(0)
 	for _, e := range list {

@@ -16,8 +16,8 @@ import (
 	"github.com/exanet/pfd/trace/probe"
 )
 
-// A recording is summarized by its own numbers, and drawn as a picture with a bar for
-// each stage; a file that is none is told by its line.
+// report summarizes a recording and draws a picture with a bar for each stage. The error for
+// another file names the line.
 func TestTraceReport(t *testing.T) {
 	dir := t.TempDir()
 	file, svg := filepath.Join(dir, "record"), filepath.Join(dir, "out.svg")
@@ -85,8 +85,8 @@ func TestTraceReport(t *testing.T) {
 	}
 }
 
-// The halves of faults that two machines have recorded are joined by their blocks and by
-// lengths alone: their clocks are far apart here.
+// The halves of faults from two machines are joined by block and duration only: the clocks are
+// far apart here.
 func TestTraceReportJoins(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, lines string) string {

@@ -22,12 +22,12 @@ import (
 //go:embed ui
 var uiFiles embed.FS
 
-// uiPolicy lets the page load its own files and ask its own server, and nothing else.
+// uiPolicy allows the page to load its own files and to connect to its own server only.
 const uiPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// Bounds of the page's server (ours).
+// Bounds of the page's server. Values are defined by this project.
 const (
-	uiReaders    = 8 // pages that are open at a time
+	uiReaders    = 8 // pages that are open at the same time
 	uiReadTime   = 5 * time.Second
 	uiWriteTime  = 10 * time.Second
 	uiHeaderSize = 16 << 10
@@ -38,14 +38,14 @@ func (a *app) uiCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ui",
 		Short: "Serve a page that shows faults, links and transfers live",
-		Long: `ui serves a page for a browser of this machine and prints its address: nodes, links and
-channels; single faults as they go through their stages; waterfalls of the last faults,
-and histograms of each stage.
+		Long: `ui serves a page for a browser on this machine and prints its address. The page shows
+nodes, links and channels; single faults with their stages; waterfalls of the last
+faults; and a histogram of each stage.
 
-The page only reads. It shows what the user who runs this command may see, to whoever
-knows the address: keep that to yourself. The server listens on a loopback address only,
-until it is interrupted. From another machine use ssh -L PORT:127.0.0.1:PORT, with
---listen 127.0.0.1:PORT here.`,
+The page is read-only. It shows everything that the user of this command may see to all
+users who know the address: keep the address secret. The server listens on a loopback
+address until it is interrupted. From another machine use ssh -L PORT:127.0.0.1:PORT,
+with --listen 127.0.0.1:PORT here.`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if a.format == formatCSV {
@@ -61,7 +61,7 @@ until it is interrupted. From another machine use ssh -L PORT:127.0.0.1:PORT, wi
 			return a.serveUI(cmd.Context(), c, listen)
 		},
 	}
-	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "loopback address and port to listen on; port 0 takes a free one")
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "loopback address and port to listen on; port 0 means any free port")
 	return c
 }
 
@@ -84,7 +84,7 @@ func (a *app) serveUI(ctx context.Context, c *control.Client, listen string) err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	token := rand.Text() // 128 bits at least
+	token := rand.Text() // at least 128 bits
 	files, err := fs.Sub(uiFiles, "ui")
 	if err != nil {
 		return fmt.Errorf("the page: %w", err)
@@ -105,7 +105,7 @@ func (a *app) serveUI(ctx context.Context, c *control.Client, listen string) err
 		}{control.Version, url})
 	} else {
 		_, err = fmt.Fprintln(a.out, url)
-		fmt.Fprintln(a.err, "Open it in a browser of this machine; ctrl-C ends it. Whoever has this address sees what you may see.")
+		fmt.Fprintln(a.err, "Open it in a browser on this machine; ctrl-C ends the server. All users who know this address see what you may see.")
 	}
 	if err == nil {
 		select {
@@ -122,9 +122,9 @@ func (a *app) serveUI(ctx context.Context, c *control.Client, listen string) err
 	return err
 }
 
-// uiHandler serves the files and the events under /TOKEN/. at is the listener's address:
-// a request that names another host comes from a page whose name was bound to this
-// address (DNS rebinding).
+// uiHandler serves the files and the events under /TOKEN/. at is the listener's address.
+// It refuses a request that names another host: such a request comes from a page whose name
+// was bound to this address (DNS rebinding).
 func uiHandler(token, at string, files fs.FS, f *feed) http.Handler {
 	pages := http.FileServerFS(files)
 	port := at[strings.LastIndex(at, ":")+1:]
@@ -138,17 +138,17 @@ func uiHandler(token, at string, files fs.FS, f *feed) http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
 		if r.Host != at && r.Host != "localhost:"+port {
-			http.Error(w, "this is "+at+" and no other host", http.StatusMisdirectedRequest)
+			http.Error(w, "this server is "+at, http.StatusMisdirectedRequest)
 			return
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			h.Set("Allow", "GET, HEAD")
-			http.Error(w, "the page only reads", http.StatusMethodNotAllowed)
+			http.Error(w, "the page is read-only", http.StatusMethodNotAllowed)
 			return
 		}
 		key, rest, inside := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 		if subtle.ConstantTimeCompare([]byte(key), []byte(token)) != 1 {
-			http.Error(w, "use the address that exanetctl ui has printed", http.StatusNotFound)
+			http.Error(w, "use the address that exanetctl ui printed", http.StatusNotFound)
 			return
 		}
 		if !inside {
@@ -169,8 +169,8 @@ func uiHandler(token, at string, files fs.FS, f *feed) http.Handler {
 	})
 }
 
-// sendEvents sends what the feed has as server-sent events until the reader leaves. One
-// that does not read for uiWriteTime is dropped.
+// sendEvents sends the feed's events as server-sent events until the reader disconnects or
+// does not read for uiWriteTime.
 func sendEvents(w http.ResponseWriter, r *http.Request, f *feed) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	events := f.join()

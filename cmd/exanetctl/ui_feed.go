@@ -13,56 +13,57 @@ import (
 	"github.com/exanet/pfd/internal/live"
 )
 
-// What the page gets, and how much of it (ours).
+// Parameters of the events. Values are defined by this project.
 const (
-	// feedBatch is the time between two batches of faults, and feedDetail how many of
-	// the newest are in one with all that is known of them.
+	// feedBatch is the time between two batches of faults. A batch has details of the
+	// newest feedDetail faults.
 	feedBatch  = 100 * time.Millisecond
 	feedDetail = 200
-	// feedRead is how many are read of pfd in that time. pfd counts those above.
+	// feedRead bounds the faults that are read from pfd in feedBatch. pfd counts the rest.
 	feedRead = 1000
-	// feedLook is the time between two looks at all else.
+	// feedLook is the time between two views.
 	feedLook = 500 * time.Millisecond
-	// feedQueue are events that wait for a reader; one that is slower misses some, and
-	// sees by their numbers that it did.
+	// feedQueue bounds the events that wait for a reader. A slow reader misses batches and
+	// detects it by their numbers.
 	feedQueue = 32
-	// Buckets of the histograms: the first one is up to bucketFrom, then bucketsAnOctave
-	// to each octave.
+	// Buckets of the histograms: the first one ends at bucketFrom; then each octave has
+	// bucketsAnOctave.
 	buckets         = 192
 	bucketsAnOctave = 8
 	bucketFrom      = 64 // ns
 )
 
-// faultBatch is an event "faults": what was new since the one before.
+// faultBatch is an event "faults": the new faults since the previous one.
 type faultBatch struct {
-	Number int             `json:"number"` // of batches, one by one
-	Faults []control.Fault `json:"faults"` // the newest, oldest first
-	// Since the feed began: faults read, and those that pfd left out because they came
-	// too fast.
+	Number int             `json:"number"` // consecutive
+	Faults []control.Fault `json:"faults"` // the newest ones, in ascending order of time
+	// Seen and Lost count, since the feed began, the faults that were read and those that
+	// pfd omitted because they came too fast.
 	Seen uint64 `json:"seen"`
 	Lost uint64 `json:"lost"`
-	// Histograms by stage: how many of the faults seen took how long.
+	// Histograms has, for each stage, the number of faults by time.
 	Histograms map[string]*[buckets]uint64 `json:"histograms"`
 }
 
-// feed follows pfd for all pages that are open, and not at all where none is.
+// feed follows pfd for all open pages. Without open pages it sends no requests.
 type feed struct {
 	ctx    context.Context
 	client *control.Client
 
 	mu      sync.Mutex
 	readers map[chan []byte]bool
-	stop    context.CancelFunc // of what feeds the readers
+	stop    context.CancelFunc // stops the goroutines that feed the readers
 	batch   faultBatch
-	newest  []control.Fault // for who comes later
-	view    []byte          // the last event "view", or "trouble" in place of it
+	newest  []control.Fault // sent first to a new reader
+	view    []byte          // the last event "view" or "trouble"
 }
 
 func newFeed(ctx context.Context, c *control.Client) *feed {
 	return &feed{ctx: ctx, client: c, readers: map[chan []byte]bool{}}
 }
 
-// join gives a channel of events, first what is known already.
+// join adds a reader and returns its channel of events. The first ones are the last view and
+// the newest faults.
 func (f *feed) join() chan []byte {
 	ch := make(chan []byte, feedQueue)
 	f.mu.Lock()
@@ -95,7 +96,7 @@ func (f *feed) leave(ch chan []byte) {
 	}
 }
 
-// event writes one (HTML, "Server-sent events").
+// event returns an event as text (HTML, "Server-sent events").
 func event(name string, v any) []byte {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -104,7 +105,7 @@ func event(name string, v any) []byte {
 	return append(append([]byte("event: "+name+"\ndata: "), body...), "\n\n"...)
 }
 
-// send gives an event to all readers that have room for it. f.mu is locked.
+// send sends an event to all readers whose channel has room. The caller must hold f.mu.
 func (f *feed) send(e []byte) {
 	for ch := range f.readers {
 		select {
@@ -114,7 +115,7 @@ func (f *feed) send(e []byte) {
 	}
 }
 
-// looks sends the views; a pfd that is gone is waited for.
+// looks sends views, or an event "trouble" while pfd does not answer.
 func (f *feed) looks(ctx context.Context) {
 	follower := live.Follow(f.client)
 	tick := time.NewTicker(feedLook)
@@ -139,12 +140,12 @@ func (f *feed) looks(ctx context.Context) {
 	}
 }
 
-// faults follows the faults, again where pfd has ended in between. An event "unfollowed"
-// says why it cannot, with "" that it can.
+// faults follows the faults, also after pfd has restarted. An event "unfollowed" has the reason
+// if it cannot, and "" if it can.
 func (f *feed) faults(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := f.followFaults(ctx)
-		if err != nil && !errors.Is(err, control.ErrNoDaemon) && !errors.Is(err, control.ErrEnded) { // looks tells of that
+		if err != nil && !errors.Is(err, control.ErrNoDaemon) && !errors.Is(err, control.ErrEnded) { // looks reports those
 			f.mu.Lock()
 			f.send(event("unfollowed", err.Error()))
 			f.mu.Unlock()
@@ -158,13 +159,13 @@ func (f *feed) faults(ctx context.Context) {
 
 func (f *feed) followFaults(ctx context.Context) error {
 	read := 0
-	var old []control.Fault // from the log: some of them come a second time
+	var old []control.Fault // from the log; some of them come a second time
 	tick := time.NewTicker(feedBatch)
 	defer tick.Stop()
 	return f.client.MonitorFaults(ctx, control.AllNodes, func(e control.FaultEvent) error {
 		switch {
 		case e.Fault == nil && e.Lost == 0:
-			// From here on none is missed: what was before is in the log.
+			// From here on pfd sends all faults. The earlier ones are in the log.
 			var err error
 			if old, err = f.client.Faults(ctx, control.AllNodes, feedDetail); err != nil {
 				return err
@@ -204,19 +205,19 @@ func (f *feed) followFaults(ctx context.Context) error {
 	})
 }
 
-// sameFault reports whether two answers are of one fault: their ages differ.
+// sameFault reports whether two answers describe the same fault. Their ages may differ.
 func sameFault(x, y *control.Fault) bool {
 	f, g := *x, *y
 	f.AgeNS, f.UnixNS, g.AgeNS, g.UnixNS = 0, 0, 0, 0
 	return f == g
 }
 
-// take counts a fault.
+// take adds a fault to the batch and the histograms.
 func (f *feed) take(ctx context.Context, fault *control.Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if ctx.Err() != nil {
-		return // others may be at work already
+		return // join may have started new goroutines
 	}
 	f.batch.Seen++
 	f.batch.Faults = append(f.batch.Faults, *fault)
@@ -233,7 +234,7 @@ func (f *feed) take(ctx context.Context, fault *control.Fault) {
 	}
 }
 
-// bucket is where a time is counted.
+// bucket returns the bucket of a time.
 func bucket(ns int64) int {
 	if ns <= bucketFrom {
 		return 0
@@ -241,7 +242,7 @@ func bucket(ns int64) int {
 	return min(int(math.Ceil(bucketsAnOctave*math.Log2(float64(ns)/bucketFrom))), buckets-1)
 }
 
-// batches sends what is new of the faults.
+// batches sends the new faults.
 func (f *feed) batches(ctx context.Context) {
 	tick := time.NewTicker(feedBatch)
 	defer tick.Stop()

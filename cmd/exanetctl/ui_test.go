@@ -20,7 +20,7 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// Only who knows the address, names this host and reads gets anything.
+// Only read requests that have the token and name this host are answered.
 func TestUIHandler(t *testing.T) {
 	const at = "127.0.0.1:4711"
 	c, err := control.New(filepath.Join(t.TempDir(), "s"))
@@ -72,7 +72,7 @@ func TestUIUsage(t *testing.T) {
 	}
 }
 
-// startUI starts exanetctl ui and gives the address that it prints.
+// startUI starts exanetctl ui and returns the address that it prints.
 func startUI(t *testing.T, dir, socket string) string {
 	t.Helper()
 	cmd := exec.Command(filepath.Join(dir, "bin", "exanetctl"), "ui", "--socket", socket)
@@ -106,8 +106,8 @@ func startUI(t *testing.T, dir, socket string) string {
 	return url
 }
 
-// misdrawn is JavaScript that lists the text in the page's pictures that can't be read: smaller
-// than 10 pixels, outside of its picture or its node's box, or over another text.
+// misdrawn is JavaScript that lists illegible text in the page's pictures: smaller than 10
+// pixels, outside its picture or its node's box, or over another text.
 const misdrawn = `(() => {
 	const wrong = [], over = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3;
 	const inside = (a, b) => a.left >= b.left && a.right <= b.right + 1 && a.top >= b.top - 1 && a.bottom <= b.bottom + 1;
@@ -124,8 +124,8 @@ const misdrawn = `(() => {
 	return wrong.join('\n');
 })()`
 
-// The page in a browser, before a real pfd with real transfers: it shows them, loads
-// nothing from elsewhere, and can be used by its keys.
+// In a browser, with a real pfd and real transfers, the page shows the transfers, loads
+// nothing from elsewhere, and can be operated by keys.
 func TestUI(t *testing.T) {
 	dir := programs(t)
 	d := startNodes(t, dir, 8)
@@ -144,7 +144,7 @@ func TestUI(t *testing.T) {
 	b.until(`state.faults.length >= 50 && state.one && state.view.stages.length === 5 && state.view.total.faults_per_s > 0`)
 	b.until(`document.querySelectorAll('#channels tr').length > 0 && document.querySelectorAll('#faults [role=option]').length === rowsShown`)
 	b.until(`document.querySelectorAll('#domains tr').length === 2 && document.getElementById('nodes-text').textContent.includes('in flight')`)
-	// The dot goes on its way, and another fault follows.
+	// The dot moves, and another fault follows.
 	b.eval(`window.first = key(state.one), window.places = new Set(), 0`)
 	b.until(`places.add(document.getElementById('dot').getAttribute('cx')), places.size > 5`)
 	b.until(`key(state.one) !== first`)
@@ -161,7 +161,7 @@ func TestUI(t *testing.T) {
 	}
 	b.colours("light")
 
-	// By keys alone: to the list, a fault of it, pause, and back.
+	// Use keys only: to the list, to a fault, pause, and back.
 	b.press(" ", " ")
 	b.until(`state.paused && document.getElementById('pause').getAttribute('aria-pressed') === 'true'`)
 	b.until(`!state.dirty`)
@@ -185,8 +185,7 @@ func TestUI(t *testing.T) {
 	b.press(" ", " ")
 	b.until(`!state.paused`)
 
-	// All text can be read, however many nodes there are, of whatever figures, and however
-	// narrow the page is.
+	// All text is legible for every number of nodes, all figures, and on narrow pages.
 	b.eval(`pause(), window.seen = state.view, state.zero = {}, 0`)
 	for _, width := range []int{1280, 1150, 420} {
 		b.size(width, 900)
@@ -212,7 +211,7 @@ func TestUI(t *testing.T) {
 		}
 	}
 
-	// The percentiles are those of the histogram: of times of 1 ms for the most part.
+	// The percentiles match the histogram, in which most times are 1 ms.
 	b.until(`window.all = {}, stageNames.concat('total').forEach((s) => { all[s] = Array(192).fill(0); all[s][112] = 98; all[s][40] = 2 }), Math.abs(quantile(all.total, .5) / 1e6 - 1) < .09 && quantile(all.total, .01) < 3e3`)
 
 	b.mu.Lock()
@@ -227,8 +226,8 @@ func TestUI(t *testing.T) {
 	}
 }
 
-// TestPictures takes the picture of the page that README.md shows, where `make pictures` asks
-// for it: in the middle of real transfers between two nodes.
+// TestPictures makes the picture of the page for README.md, during real transfers between two
+// nodes. `make pictures` runs it.
 func TestPictures(t *testing.T) {
 	if os.Getenv("PFD_SHOTS") == "" {
 		t.Skip("make pictures runs this")
@@ -252,8 +251,8 @@ func TestPictures(t *testing.T) {
 	b.shot("ui", "webp", int(b.eval(`document.getElementById('transfers').getBoundingClientRect().bottom`).(float64))+10)
 }
 
-// Of a thousand faults and more the page misses none, one that is opened later has the
-// last ones, and both say that pfd has ended.
+// A page receives all of more than a thousand faults. A page that is opened later has the
+// newest ones. Both report that pfd has ended.
 func TestUIKeepsUp(t *testing.T) {
 	dir := programs(t)
 	d := startPFD(t, dir)

@@ -17,8 +17,8 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// What a user of the service meets who is not root, beside root's pfd: his numbers are his,
-// and what he may not see is no zero and has a reason.
+// A user who is not root, at root's pfd, sees only his own numbers. Numbers that pfd does not
+// show are not zero, and the output has the reason.
 func TestPlainUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it starts processes of another user")
@@ -42,7 +42,7 @@ func TestPlainUser(t *testing.T) {
 		}
 		return o.String(), e.String()
 	}
-	if out, _ := ctl("fault"); !strings.Contains(out, "no fault is in the log: pfd shows uid 1000 what belongs to its own processes alone, and none of them is attached now") {
+	if out, _ := ctl("fault"); !strings.Contains(out, "no fault is in the log: pfd shows uid 1000 only its own processes, and none of them is attached") {
 		t.Errorf("fault: %s", out)
 	}
 	if out, _ := ctl("fault 1"); !strings.Contains(out, "no fault is in the log of node 1: pfd shows") {
@@ -61,7 +61,7 @@ func TestPlainUser(t *testing.T) {
 			t.Errorf("write -j has no %s: %s", want, out)
 		}
 	}
-	// His faults stay, with the process and the time; root's are not his.
+	// His faults remain, with the process and the time. Root's are not shown.
 	out, errs := ctl("fault -j")
 	var faults control.Faults
 	if err := json.Unmarshal([]byte(out), &faults); err != nil || len(faults.Faults) != 21 {
@@ -72,7 +72,7 @@ func TestPlainUser(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
-	const scope = "pfd shows uid 1000 what belongs to its own processes alone"
+	const scope = "pfd shows uid 1000 only its own processes"
 	for _, line := range []string{"fault stages", "node", "fifo"} {
 		if _, errs := ctl(line); !strings.Contains(errs, scope) {
 			t.Errorf("%s: standard error %q", line, errs)
@@ -93,7 +93,7 @@ func TestPlainUser(t *testing.T) {
 	}
 	for _, line := range []string{"counter", "counter --all", "counter faults", "smmu", "domain", "channel", "transaction"} {
 		out, errs := ctl(line)
-		if errs != "" || strings.Count(out, "\n") != 1 || !strings.Contains(out, "pfd shows uid 1000 what belongs to its own processes alone") {
+		if errs != "" || strings.Count(out, "\n") != 1 || !strings.Contains(out, "pfd shows uid 1000 only its own processes") {
 			t.Errorf("%s: %q, standard error %q", line, out, errs)
 		}
 	}
@@ -116,13 +116,13 @@ func TestPlainUser(t *testing.T) {
 	if out, _ := ctl("top -n 1 -j"); !strings.Contains(out, `"retransmits_per_s":null`) {
 		t.Errorf("top says %s", out)
 	}
-	// The other node's counters are not what a read says of its own.
+	// A read does not report the other node's counters as its own.
 	if _, out, _ := execute(t, dir, "bin/exanetctl read --dst absent --socket "+d.Socket()); !regexp.MustCompile(`(?m)^retransmissions +node 1: [1-9]`).MatchString(out) {
 		t.Errorf("read says\n%s", out)
 	}
 }
 
-// Every command that follows pfd or waits for it says that it has ended, with exit code 3.
+// Every command that follows pfd or waits for it reports the end of pfd with exit code 3.
 func TestEndOfPFDIsTold(t *testing.T) {
 	dir := programs(t)
 	runtime.LockOSThread() // as in startPFD
@@ -164,7 +164,7 @@ func TestEndOfPFDIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	// All transfer, on two domains each, and the capture has begun.
+	// All make transfers, on two domains each, and the capture has begun.
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		domains, err := c.Domains(t.Context(), control.AllNodes)
 		if err != nil {

@@ -7,20 +7,18 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// watchMin keeps --watch from keeping pfd busy.
+// watchMin is the shortest interval of --watch, so that it does not keep pfd busy.
 const watchMin = 100 * time.Millisecond
 
-// clearScreen brings the cursor home and erases what stands there (ECMA-48, CUP
-// and ED).
+// clearScreen moves the cursor home and clears the screen (ECMA-48, CUP and ED).
 const clearScreen = "\x1b[H\x1b[2J"
 
 func (a *app) watchFlag(c *cobra.Command) {
-	c.Flags().DurationVar(&a.watch, "watch", 0, "show it again each time this has passed, until interrupted: 1s")
+	c.Flags().DurationVar(&a.watch, "watch", 0, "repeat at this interval until interrupted, such as 1s")
 }
 
-// watched makes a show command one that --watch repeats. On a terminal each
-// picture replaces the last; elsewhere they follow each other, JSON values one
-// a time and tables with an empty line between.
+// watched returns a command that repeats show with --watch. On a terminal each output replaces
+// the last one. Otherwise it follows the last one, for tables after an empty line.
 func (a *app) watched(show func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		if !cmd.Flags().Changed("watch") {

@@ -18,16 +18,16 @@ import (
 	"github.com/exanet/pfd/workload"
 )
 
-// processCommand is the hidden command that makes this program a test process.
+// processCommand is the hidden command that runs a test process.
 const processCommand = "test-process"
 
-// testProcess is how a test process is started: this program once more.
+// testProcess returns the command line of a test process: this program again.
 func testProcess() []string { return []string{"/proc/self/exe", processCommand} }
 
 func (a *app) processCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    processCommand,
-		Short:  "Be a test process: obey the orders on standard input",
+		Short:  "Run a test process, which carries out orders from standard input",
 		Hidden: true,
 		Args:   maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -36,36 +36,28 @@ func (a *app) processCommand() *cobra.Command {
 	}
 }
 
-// writeFlags are the flags of write as they are given.
+// writeFlags are the flags of write and read: the request, and flags that check parses into it.
 type writeFlags struct {
-	from, to, count         int
-	size, offset            string
-	src, dst                string
-	toSocket, group         string
-	method, policy, waiting string
-	warm                    bool
-	timeout                 time.Duration
-	seed                    uint64
-	read                    bool
-	class                   string
-	parallel                int
+	workload.Request
+	size, offset, class string
+	src, dst, waiting   string
+	parallel            int
+	set                 []workload.Parallel // the transfers that run at once
 }
 
 func (a *app) writeCommand() *cobra.Command { return a.transferCommand(false) }
 
-// readCommand is write the other way round: the initiator on node --from reads
-// the buffer of the target on node --to.
 func (a *app) readCommand() *cobra.Command { return a.transferCommand(true) }
 
-const readLong = `read is write the other way round: the initiator on node --from reads the
-buffer of the target on node --to into its own. --src is the state of the
-buffer that is read, the target's, --dst that of the initiator's. Flags and
-JSON are those of write.
+const readLong = `read is like write in the other direction: the initiator on node --from reads
+the buffer of the target on node --to into its own buffer. --src is the state of
+the target's buffer, --dst that of the initiator's. Flags and JSON are those of
+write.
 
 `
 
 func (a *app) transferCommand(read bool) *cobra.Command {
-	w := writeFlags{read: read}
+	w := writeFlags{Request: workload.Request{Read: read}}
 	name, verb, long := "write", "writes between", ""
 	if read {
 		name, verb, long = "read", "reads between", readLong
@@ -74,80 +66,83 @@ func (a *app) transferCommand(read bool) *cobra.Command {
 		Use:   name,
 		Short: "Make RDMA " + verb + " two test processes and check every byte",
 		Long: long + `write starts two test processes, an initiator on node --from and a target on
-node --to, and makes --count transfers between them. Before each both buffers
-are made anew, in the states asked for; after each every byte of both is
-checked, and of the guards around them.
+node --to, and makes --count transfers between them. It makes both buffers anew
+before each transfer, in the requested states, and checks every byte of them and
+of the guards around them after it.
 
 States of a buffer: absent (never touched), present, cow (present, shared with
 a forked child), readonly, unmapped, alternate (every second page present),
-pinned (present and locked), swapped (paged out to swap; exit code 4 where the
-machine has none).
-Sizes take a unit: B, KiB, MiB, GiB, kB, MB, GB; without one they are bytes.
+pinned (present and locked), swapped (paged out to swap; exit code 4 if the
+machine has no swap).
+Sizes may have a unit: B, KiB, MiB, GiB, kB, MB, GB; without one they are bytes.
 
-The exit code is 1 when a transfer failed or a byte was wrong. With -o json the
-result is printed in every case, also on failure (docs/exanetctl.md).`,
+The exit code is 1 if a transfer failed or a byte was wrong. With -o json the
+result is always printed, also after a failure (docs/exanetctl.md).`,
 		Args: maxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.write(cmd.Context(), w) },
 	}
 	f := c.Flags()
-	f.IntVar(&w.from, "from", 0, "node of the initiator")
-	f.IntVar(&w.to, "to", 1, "node of the target")
-	f.StringVar(&w.size, "size", "4KiB", "bytes of a transfer; with --parallel a list with commas, taken in turn")
-	f.StringVar(&w.class, "class", workload.ClassNormal, "normal (by the size) or urgent (the high class); with --parallel a list, taken in turn")
-	f.IntVar(&w.parallel, "parallel", 1, "how many transfers at once, 1 to 32; above 1 the order of completion is printed")
-	f.IntVar(&w.count, "count", 1, "how many transfers")
-	f.StringVar(&w.offset, "offset", "0", "bytes by which both buffers lie behind a 16 KiB boundary")
+	a.endFlags(c, &w.Options, "node of the initiator", "node of the target")
+	f.StringVar(&w.size, "size", "4KiB", "bytes of a transfer; with --parallel a list with commas, used in turn")
+	f.StringVar(&w.class, "class", workload.ClassNormal, "normal (by the size) or urgent (the high class); with --parallel a list, used in turn")
+	f.IntVar(&w.parallel, "parallel", 1, "number of transfers at once, 1 to 32; above 1 the order of completion is printed")
+	f.IntVar(&w.Count, "count", 1, "number of transfers")
+	f.StringVar(&w.offset, "offset", "0", "offset of both buffers from a 16 KiB boundary, in bytes")
 	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
 	f.StringVar(&w.dst, "dst", string(workload.Present), "state of the destination buffer")
-	f.StringVar(&w.method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
-	f.StringVar(&w.policy, "policy", "p1", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA), adaptive (what the faults show)")
 	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
-	f.BoolVar(&w.warm, "warm", false, "wake pfd up by a small write before each transfer, which is not counted")
-	f.DurationVar(&w.timeout, "timeout", workload.DefaultTimeout, "how long one transfer may take")
-	f.Uint64Var(&w.seed, "seed", 1, "seed of the patterns")
-	f.StringVar(&w.toSocket, "to-socket", "", "control socket of the target's pfd, where that is another than the initiator's; --to is then one of its nodes")
-	f.StringVar(&w.group, "group", "", "group that both processes attach in (default one of their own)")
-	values(c, "method", pagein.GUP.String(), pagein.Touch.String(), pagein.UFFD.String(), pagein.Populate.String())
-	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String(), pagein.Adaptive.String())
+	f.BoolVar(&w.Warm, "warm", false, "wake pfd by a small write before each transfer, which is not counted")
+	f.DurationVar(&w.Timeout, "timeout", workload.DefaultTimeout, "time-out of one transfer")
+	f.Uint64Var(&w.Seed, "seed", 1, "seed of the patterns")
+	f.StringVar(&w.ToSocket, "to-socket", "", "control socket of the target's pfd if it has its own; --to is then one of its nodes")
 	values(c, "class", workload.ClassNormal, workload.ClassUrgent)
 	values(c, "waiting", string(workload.Auto), string(workload.Poll), string(workload.Wait))
-	completeFlag(c, "from", a.nodeWords())
-	completeFlag(c, "to", a.nodeWords())
 	for _, flag := range []string{"src", "dst"} {
 		values(c, flag, workload.States()...)
 	}
 	return c
 }
 
-func (w writeFlags) request(socket string, trust []uint32) (workload.Request, error) {
-	q := workload.Request{Count: w.count, Warm: w.warm, Timeout: w.timeout, Seed: w.seed}
-	q.Options = workload.Options{Socket: socket, From: w.from, To: w.to, ToSocket: w.toSocket, Group: w.group, Method: w.method, Policy: w.policy, Trust: trust, Command: testProcess()}
-	_, methodErr := pagein.ParseMethod(w.method)
-	_, policyErr := pagein.ParsePolicy(w.policy)
-	var errs [5]error
-	set, setErr := w.set()
-	errs[0] = setErr
-	if len(set) > 0 {
-		q.Size, q.Urgent = set[0].Size, set[0].Urgent
+// endFlags adds the flags for attaching both ends of a transfer.
+func (a *app) endFlags(c *cobra.Command, o *workload.Options, from, to string) {
+	f := c.Flags()
+	f.IntVar(&o.From, "from", 0, from)
+	f.IntVar(&o.To, "to", 1, to)
+	f.StringVar(&o.Group, "group", "", "group that both ends attach in (default a group of their own)")
+	f.StringVar(&o.Method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
+	f.StringVar(&o.Policy, "policy", "p1", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA), adaptive (by the pattern of the faults)")
+	values(c, "method", pagein.GUP.String(), pagein.Touch.String(), pagein.UFFD.String(), pagein.Populate.String())
+	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String(), pagein.Adaptive.String())
+	completeFlag(c, "from", a.nodeWords())
+	completeFlag(c, "to", a.nodeWords())
+}
+
+// check completes the request from the other flags.
+func (w *writeFlags) check() error {
+	_, methodErr := pagein.ParseMethod(w.Method)
+	_, policyErr := pagein.ParsePolicy(w.Policy)
+	var errs [8]error
+	w.set, errs[0] = w.transfers()
+	w.Offset, errs[1] = config.ParseSize(w.offset)
+	w.Src, errs[2] = workload.ParseState(w.src)
+	w.Dst, errs[3] = workload.ParseState(w.dst)
+	w.Waiting, errs[4] = workload.ParseWaiting(w.waiting)
+	if slices.ContainsFunc(w.set, func(p workload.Parallel) bool { return p.Size == 0 }) {
+		errs[5] = errors.New("--size 0: a transfer has 1 byte or more")
 	}
-	q.Offset, errs[1] = config.ParseSize(w.offset)
-	q.Src, errs[2] = workload.ParseState(w.src)
-	q.Dst, errs[3] = workload.ParseState(w.dst)
-	q.Waiting, errs[4] = workload.ParseWaiting(w.waiting)
-	if setErr == nil && slices.ContainsFunc(set, func(p workload.Parallel) bool { return p.Size == 0 }) {
-		errs[4] = errors.Join(errs[4], errors.New("--size 0: a transfer has 1 byte or more"))
+	if w.Timeout <= 0 {
+		errs[6] = fmt.Errorf("--timeout %v: want more than 0", w.Timeout)
 	}
-	if w.timeout <= 0 {
-		errs[4] = errors.Join(errs[4], fmt.Errorf("--timeout %v: want more than 0", w.timeout))
+	if w.Group != "" {
+		errs[7] = groupname.Check(w.Group)
 	}
-	if w.group != "" {
-		errs[4] = errors.Join(errs[4], groupname.Check(w.group))
+	if len(w.set) > 0 {
+		w.Size, w.Urgent = w.set[0].Size, w.set[0].Urgent
 	}
-	q.Read = w.read
-	if err := errors.Join(append(errs[:], methodErr, policyErr, q.Check())...); err != nil {
-		return q, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	if err := errors.Join(append(errs[:], methodErr, policyErr, w.Check())...); err != nil {
+		return usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
-	return q, nil
+	return nil
 }
 
 func (a *app) write(ctx context.Context, w writeFlags) error {
@@ -155,13 +150,14 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 	if err != nil {
 		return err
 	}
-	q, err := w.request(c.Socket(), a.trusted())
-	if err != nil {
+	if err := w.check(); err != nil {
 		return err
 	}
+	q := w.Request
+	q.Socket, q.Trust, q.Command = c.Socket(), a.trusted(), testProcess()
 	var d workload.Daemon = c
-	if w.toSocket != "" {
-		other, err := control.New(w.toSocket)
+	if w.ToSocket != "" {
+		other, err := control.New(w.ToSocket)
 		if err != nil {
 			return err
 		}
@@ -181,15 +177,11 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 	var r workload.Result
 	var order []workload.Completion
 	if w.parallel > 1 {
-		set, e := w.set()
-		if e != nil {
-			return e
-		}
-		r, order, err = workload.RunParallel(ctx, d, q, set)
+		r, order, err = workload.RunParallel(ctx, d, q, w.set)
 	} else {
 		r, err = workload.Run(ctx, d, q)
 	}
-	bar.clear() // the result comes on its line
+	bar.clear() // the result replaces it
 	if a.wantJSON() {
 		if e := a.printJSON(transferResult{r, order}); e != nil {
 			return e
@@ -228,7 +220,7 @@ func (a *app) printResult(q workload.Request, r workload.Result) error {
 	case !r.Verified:
 		verified = "NO: see the error"
 	case r.Bytes == 0:
-		verified = "nothing arrived, and no byte changed that must not"
+		verified = "nothing arrived, and all other bytes are unchanged"
 	}
 	rows := []struct {
 		name  string
@@ -251,26 +243,26 @@ func (a *app) printResult(q workload.Request, r workload.Result) error {
 		}
 		t.add("throughput", r.ThroughputGbps.Text(3)+" Gb/s")
 		if r.Timeouts+r.Guards > 0 {
-			t.add("distorted", "time-outs are part of these times: a busy machine, a slow process, or something lost (exanetctl counter)")
+			t.add("distorted", "the latencies include time-outs, because of a busy machine, a slow process or lost frames (see `exanetctl counter`)")
 		}
 	}
 	return t.flush()
 }
 
-// resent says what a node has sent again.
+// resent describes a node's retransmissions.
 func resent(r *workload.Result) string {
 	if !r.Retransmits.Known() {
 		return "- (only root and the user of pfd see a node's counters)"
 	}
-	text := fmt.Sprintf("node %d: %s, %s asked for by RAPF, %s time-outs, %s guard time-outs", r.CountersNode, r.Retransmits, r.RAPF, r.Timeouts, r.Guards)
+	text := fmt.Sprintf("node %d: %s, %s requested by RAPF, %s time-outs, %s guard time-outs", r.CountersNode, r.Retransmits, r.RAPF, r.Timeouts, r.Guards)
 	if r.CountersOthers > 0 {
-		text += fmt.Sprintf("; those of %s are among them", plural(int(r.CountersOthers), "other domain"))
+		text += fmt.Sprintf("; these include those of %s", plural(int(r.CountersOthers), "other domain"))
 	}
 	return text
 }
 
-// wakeUpCounts is the latency, us, from which on it is not worth a word that pfd had to wake
-// up, which takes some 100 us (ours).
+// wakeUpCounts is the latency, in us, above which the time to wake pfd, some 100 us, is not
+// mentioned. Defined by this project.
 const wakeUpCounts = 1000
 
 func latencyText(q workload.Request, r *workload.Result) string {
@@ -281,7 +273,7 @@ func latencyText(q workload.Request, r *workload.Result) string {
 	}
 	text += ", " + waitingText(r.Waiting)
 	if !q.Warm && l.P50 < wakeUpCounts {
-		text += "; pfd slept before each, --warm leaves its wake-up out"
+		text += "; pfd slept before each transfer, --warm excludes its wake-up"
 	}
 	return text
 }
@@ -314,7 +306,7 @@ func (p *progress) show(done int) {
 func (p *progress) draw(done int) {
 	const width = 40
 	full := width * done / p.total
-	// What cannot be drawn is not worth an error.
+	// An error of standard error is ignored.
 	_, _ = fmt.Fprintf(p.w, "\r[%s%s] %d/%d", strings.Repeat("#", full), strings.Repeat(".", width-full), done, p.total)
 	p.drawn = true
 }

@@ -133,7 +133,7 @@ func TestDissectorGolden(t *testing.T) {
 	bad := message(3, []uint64{1})
 	bad[len(bad)-1] ^= 1
 	capture = pcapng.Packet(capture, 0, 0, bad, 0, 0, 0)
-	checks = append(checks, []check{{"_ws.expert.message", "CRC does not fit"}, {"exanet.msg.word", "1"}})
+	checks = append(checks, []check{{"_ws.expert.message", "Wrong CRC"}, {"exanet.msg.word", "1"}})
 
 	var fields []string
 	column := map[string]int{}

@@ -231,7 +231,7 @@ func TestDemo(t *testing.T) {
 	for _, want := range []string{
 		"write --size 1MiB", "every byte is right", "0 B\n", "bench methods", "absent, by gup", "touched first", "load ",
 		"write --count 200", "fault stages", "page_in", "###", "write --size 64MiB", "channel", "ongoing", "fifo", "DEPTH", "fifo_push_total",
-		"stopped in good order", "demo: ok",
+		"stopped with exit code 0", "demo: ok",
 	} {
 		_, after, found := strings.Cut(rest, want)
 		if !found {

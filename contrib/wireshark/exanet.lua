@@ -1,8 +1,8 @@
--- Wireshark dissector of ExaNet packets, as `exanetctl capture` writes them (link type
+-- Wireshark dissector for ExaNet packets as `exanetctl capture` writes them (link type
 -- USER0). Fields, widths and names are those of docs/spec/messages.md.
 --
 --   tshark -X lua_script:exanet.lua -r links.pcapng
---   Wireshark: Help > About > Folders > Personal Lua Plugins, put it there
+--   Wireshark: copy it into Help > About > Folders > Personal Lua Plugins
 
 local exanet = Proto("exanet", "ExaNet")
 
@@ -14,10 +14,10 @@ local codes = {
 local opcodes = { [0] = "acknowledgement", "read request", "RAPF", "doorbell" }
 local DEC, HEX = base.DEC, base.HEX
 
-local all = {} -- every field, for the protocol
+local all = {} -- all fields of the protocol
 
--- bits makes the field of the bits [high:low] of a u64. (Wireshark 4.0 takes no masks
--- beyond 32 bits.)
+-- bits returns a field for the bits [high:low] of a u64. (Wireshark 4.0 does not support
+-- masks of more than 32 bits.)
 local function bits(name, text, high, low, show, values)
 	local f = ProtoField.uint64("exanet." .. name, text, show or DEC, values)
 	all[#all + 1] = f
@@ -96,11 +96,11 @@ local gsas = {
 local word = whole("msg.word", "Word")
 exanet.fields = all
 
-local malformed = ProtoExpert.new("exanet.malformed", "Not as long as its header says", expert.group.MALFORMED, expert.severity.ERROR)
-local bad_crc = ProtoExpert.new("exanet.bad_crc", "CRC does not fit", expert.group.CHECKSUM, expert.severity.ERROR)
+local malformed = ProtoExpert.new("exanet.malformed", "Length differs from the header", expert.group.MALFORMED, expert.severity.ERROR)
+local bad_crc = ProtoExpert.new("exanet.bad_crc", "Wrong CRC", expert.group.CHECKSUM, expert.severity.ERROR)
 exanet.experts = { malformed, bad_crc }
 
--- CRC-32C (Castagnoli, reflected), a byte at a time.
+-- CRC-32C (Castagnoli, reflected), one byte at a time.
 local crc_table = {}
 for i = 0, 255 do
 	local c = i
@@ -126,13 +126,13 @@ local function checked(tree, field, tvb, at, covered)
 	end
 end
 
--- value gives a field of the u64 at a byte.
+-- value returns the value of a field of the u64 at a byte offset.
 local function value(tvb, at, f)
 	local v = tvb(at, 8):le_uint64():rshift(f.low)
 	return f.high - f.low == 63 and v or v:band(UInt64(1):lshift(f.high - f.low + 1) - 1)
 end
 
--- add adds the fields of words that begin at a byte, each with the bytes that have it.
+-- add adds the fields of words that begin at a byte offset, each with its bytes.
 local function add(tree, tvb, at, words)
 	for i, fields in ipairs(words) do
 		local word = at + 8 * (i - 1)
@@ -143,7 +143,7 @@ local function add(tree, tvb, at, words)
 	end
 end
 
--- message finds what the payload of a message is: its mailbox tells, or its length.
+-- message returns the fields and the name of a message by its mailbox, opcode and length.
 local function message(mailbox, words, first, srcpdid)
 	local op = bit32.band(first, 3)
 	if mailbox == 0 and op == 0 and words == 1 or mailbox == 2 and op == 1 and words == 7
@@ -214,6 +214,6 @@ function exanet.dissector(tvb, pinfo, root)
 	pinfo.cols.info = info
 end
 
--- Wireshark 4.2 and later has wtap_encaps alone.
+-- Wireshark 4.2 and later only has wtap_encaps.
 local encaps = wtap_encaps or wtap
 DissectorTable.get("wtap_encap"):add(encaps.USER0, exanet)

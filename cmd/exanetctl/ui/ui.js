@@ -1,24 +1,24 @@
-// The page of exanetctl ui: it draws what the server sends (docs/exanetctl.md).
+// The page of exanetctl ui: it draws the events of the server (docs/exanetctl.md).
 'use strict';
 
 const stageNames = ['drain', 'queue', 'page_in', 'answer'];
 const rowsShown = 24;
-// Buckets of the histograms, as the server counts them; bucketsDrawn of them are one bar.
+// Buckets of the histograms, as in the server. A bar has bucketsDrawn of them.
 const bucketFrom = 64, bucketsAnOctave = 8, bucketsDrawn = 4; // ns
 const keptFaults = 200;
 
 const state = {
   view: null, batch: null, zero: {}, // histograms at the last reset
   faults: [], // newest first
-  chosen: null, // a fault that the user chose
-  one: null, // the fault that goes through the pipeline
+  chosen: null, // the fault that the user selected
+  one: null, // the fault in the pipeline
   began: 0, paused: false, dirty: true, skipped: 0,
-  trouble: {}, silent: '', // who does not answer, '' nobody
+  trouble: {}, silent: '', // the program that does not answer, or ''
 };
 
 const $ = (id) => document.getElementById(id);
 
-// make builds an element: attributes, then children or text.
+// make returns an element with attributes and with children or text.
 function make(name, attributes = {}, ...children) {
   const svg = ['svg', 'g', 'rect', 'line', 'path', 'circle', 'text'].includes(name);
   const e = svg ? document.createElementNS('http://www.w3.org/2000/svg', name) : document.createElement(name);
@@ -32,7 +32,7 @@ const time = (ns) => (ns < 1e7 ? `${us(ns)} µs` : `${(ns / 1e6).toFixed(1)} ms`
 const plural = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;
 const hex = (n, digits) => '0x' + n.toString(16).padStart(digits, '0');
 
-// rate prints a number a second in three digits.
+// rate formats a number per second with up to three digits.
 function rate(n) {
   if (n === null) return '-';
   for (const unit of ['', 'k', 'M', 'G']) {
@@ -52,8 +52,8 @@ function age(ns) {
   return ns < 1e6 ? `${(ns / 1e3).toFixed(0)} µs` : ns < 1e9 ? `${(ns / 1e6).toFixed(1)} ms` : `${(ns / 1e9).toFixed(1)} s`;
 }
 
-// spans are a fault's stages: name, begin and end in ns after its interrupt. One that was
-// not reached is left out.
+// spans returns the stages that a fault has reached: name, begin and end in ns after its
+// interrupt.
 function spans(f) {
   const at = [0, f.drained_ns, f.page_in_ns, f.resident_ns, f.rapf_sent_ns];
   const list = [];
@@ -65,11 +65,12 @@ function spans(f) {
 const total = (f) => Math.max(f.drained_ns, f.page_in_ns, f.resident_ns, f.rapf_sent_ns, 1);
 const key = (f) => `${f.node}.${f.time_ns}.${f.page}.${f.transaction}.${f.sequence}`;
 
-// nodeOf gives the index of a node by its coordinates; -1: of another pfd.
+// nodeOf returns the index of a node by its coordinates, or -1 for a node of another pfd.
 const nodeOf = (id) => (state.view ? state.view.nodes.findIndex((n) => n.node_id === id) : -1);
 const nodeName = (id) => (nodeOf(id) < 0 ? `node ${hex(id, 6)}` : `node ${state.view.nodes[nodeOf(id)].node}`);
 
-// room is how many pixels wide an svg is drawn: text in it is as large as the page's.
+// room sets the size of an svg and returns its width in pixels, so that text in it has the
+// size of the page's text.
 function room(svg, height) {
   const width = Math.max(Math.floor(svg.getBoundingClientRect().width), 300);
   svg.setAttribute('viewBox', `0 0 ${width} ${height(width)}`);
@@ -79,7 +80,7 @@ function room(svg, height) {
 function drawHead() {
   const v = state.view;
   document.body.classList.toggle('silent', Boolean(state.silent));
-  if (state.silent) $('status').textContent = `${state.silent} does not answer${v ? '; below is what it said last' : ''}`;
+  if (state.silent) $('status').textContent = `${state.silent} does not answer${v ? '; the page shows its last state' : ''}`;
   if (!v) return;
   const s = v.status;
   if (!state.silent) $('status').textContent = `${s.daemon_version}, ${s.state}, up ${Math.round(s.uptime_ns / 1e9)} s, ${s.device}, ${s.socket}`;
@@ -89,11 +90,11 @@ function drawHead() {
   $('totals').replaceChildren(...cells.map(([name, value, bad]) => make('div', {}, make('dt', {}, name), make('dd', bad ? { class: 'bad' } : {}, state.silent ? '-' : String(value)))));
 }
 
-// Boxes of nodes: width, height, and the room below one; many nodes get small ones.
+// Boxes of nodes: width, height, and the gap below one. More than mostBoxes nodes have small ones.
 const box = { w: 136, h: 62, gap: 34 }, small = { w: 62, h: 36, gap: 26 };
 const mostBoxes = 12;
 
-// drawNodes draws the nodes in rows, and a wire for each pair that has transfers under way.
+// drawNodes draws the nodes in rows, and a wire for each pair with transfers in flight.
 function drawNodes() {
   const v = state.view, svg = $('nodes');
   if (!v) return;
@@ -148,20 +149,20 @@ function drawNodes() {
     parts.push(group);
     said.push(`${nodeName(id)}: ${lines.map(([t]) => t).join(', ')}`);
   });
-  $('nodes-note').textContent = many ? 'faults a second' : '';
+  $('nodes-note').textContent = many ? 'faults per second' : '';
   svg.replaceChildren(...parts, ...labels);
   $('nodes-text').textContent = said.join('; ');
 }
 
-// The pipeline: a block leaves a node, meets an absent page, waits for pfd's stages, which
-// are drawn to scale, and is sent again.
+// The pipeline: a node sends a block to an absent page; the block waits for pfd's stages, which
+// are drawn to scale, and is retransmitted.
 const lane = { y: 42, sent: 30, absent: 156, from: 210, to: 560, again: 690 };
 const legTime = 350, scaledTime = 2200, restTime = 500; // ms
 
 function drawOne() {
   const f = state.one, svg = $('one');
   if (!f) return;
-  const wide = (width) => width >= 690; // the stages' names have room between the nodes' ones
+  const wide = (width) => width >= 690; // the names of the stages fit between those of the nodes
   const W = room(svg, (width) => (wide(width) ? 92 : 166));
   Object.assign(lane, wide(W) ? { absent: 156, from: 210, to: W - 160, again: W - 30 } : { absent: 150, from: 170, to: W - 62, again: W - 30 });
   const list = spans(f), all = total(f), scale = (ns) => lane.from + (lane.to - lane.from) * ns / all;
@@ -190,13 +191,13 @@ function drawOne() {
   });
   parts.push(make('circle', { id: 'dot', class: 'dot', cx: lane.sent, cy: lane.y, r: 7 }));
   svg.replaceChildren(...parts);
-  $('one-mode').textContent = state.chosen ? 'chosen: esc follows the newest' : 'the newest, then the next one';
+  $('one-mode').textContent = state.chosen ? 'selected; esc follows the newest' : 'the newest';
   $('one-text').textContent = `Domain ${f.node}/${f.slot}, page ${f.page}, ${f.write ? 'destination' : 'source'}, method ${f.method}, policy ${f.policy}` +
     `${f.kind ? ', ' + f.kind + ' fault' : ''}: ${f.outcome} after ${time(all)}${f.reason ? ': ' + f.reason : ''}. ` +
-    `pfd’s stages are to scale, ${Math.round(scaledTime * 1e6 / all).toLocaleString('en')} times slower; the ways between nodes are not timed here.`;
+    `pfd’s stages are to scale, ${Math.round(scaledTime * 1e6 / all).toLocaleString('en')} times slower; the paths between nodes are not to scale.`;
 }
 
-// move puts the dot where the fault is by now, and takes the next fault at the end.
+// move moves the dot to the current place of the fault, and starts the next fault at the end.
 function move(now) {
   requestAnimationFrame(move);
   if (state.dirty && now - (state.drawn || 0) > 150) draw(now);
@@ -221,8 +222,7 @@ function next(now) {
   drawOne();
 }
 
-// drawFaults draws the waterfalls, all to one scale: that of the nine tenths that took
-// least.
+// drawFaults draws the waterfalls to one scale, whose end is the 90th percentile of the times.
 function drawFaults() {
   const list = state.faults.slice(0, rowsShown);
   if (state.chosen && !list.some((f) => key(f) === key(state.chosen))) list[list.length - 1] = state.chosen;
@@ -236,7 +236,7 @@ function drawFaults() {
     let end = 0;
     for (const s of spans(f)) {
       const b = make('b', { class: 'fill-' + s.name });
-      b.style.marginLeft = `${100 * (s.from - end) / most}%`; // of stages that it did not have
+      b.style.marginLeft = `${100 * (s.from - end) / most}%`; // for missing stages
       b.style.width = `${100 * (s.to - s.from) / most}%`;
       end = s.to;
       bar.append(b);
@@ -252,7 +252,7 @@ function drawFaults() {
   if (at >= 0) box.setAttribute('aria-activedescendant', `fault-${at}`);
   else box.removeAttribute('aria-activedescendant');
   const b = state.batch;
-  if (b) $('faults-note').textContent = `newest first; ${b.seen.toLocaleString('en')} read${b.lost ? `, ${b.lost.toLocaleString('en')} left out: too fast` : ''}${state.skipped ? `, ${plural(state.skipped, 'batch')} missed` : ''}`;
+  if (b) $('faults-note').textContent = `newest first; ${b.seen.toLocaleString('en')} read${b.lost ? `, ${b.lost.toLocaleString('en')} omitted: too fast` : ''}${state.skipped ? `, ${plural(state.skipped, 'batch')} missed` : ''}`;
 }
 
 function choose(f) {
@@ -264,7 +264,7 @@ function choose(f) {
 
 const axis = [[1e3, '1 µs'], [1e4, '10 µs'], [1e5, '100 µs'], [1e6, '1 ms'], [1e7, '10 ms'], [1e8, '100 ms']];
 
-// quantile gives a time that the part q of a histogram's faults do not exceed, to one bucket.
+// quantile returns the quantile q of a histogram, to one bucket.
 function quantile(h, q) {
   let left = q * h.reduce((a, c) => a + c, 0);
   for (const [k, c] of h.entries()) {
@@ -285,7 +285,7 @@ function drawHistograms() {
   let last = -Infinity;
   for (const [ns, label] of axis) {
     parts.push(make('line', { class: 'axis', x1: x(ns), x2: x(ns), y1: 0, y2: H - 20 }));
-    if (x(ns) - last < 46) continue; // no room for its name
+    if (x(ns) - last < 46) continue; // no room for the label
     last = x(ns);
     parts.push(make('text', { class: 'soft edge', x: x(ns), y: H - 6, 'text-anchor': 'middle' }, label));
   }
@@ -342,7 +342,7 @@ function draw(now) {
   if (!state.one && state.faults.length) next(now);
 }
 
-// trouble says what is wrong with the views or with the faults, '' nothing.
+// trouble shows an error of the views or of the faults; '' clears it.
 function trouble(what, text) {
   state.trouble[what] = text;
   const all = [...new Set(Object.values(state.trouble))].filter(Boolean).join(' ');
@@ -350,7 +350,7 @@ function trouble(what, text) {
   $('trouble').textContent = all;
 }
 
-// silent notes who does not answer: what the page shows is then of the past.
+// silent records the program that does not answer; '' means that all answer.
 function silent(who) {
   if (state.silent === who) return;
   state.silent = who;
@@ -379,7 +379,7 @@ function listen() {
   events.addEventListener('unfollowed', (e) => trouble('faults', JSON.parse(e.data)));
   events.addEventListener('open', () => { state.batch = null; state.faults = []; state.trouble = {}; trouble('views', ''); });
   events.addEventListener('error', () => {
-    trouble('views', 'exanetctl ui does not answer: it has ended, or too many pages are open. Start it again, and open the address that it prints.');
+    trouble('views', 'exanetctl ui does not answer: it has ended, or too many pages are open. Start it again and open the address that it prints.');
     silent('exanetctl ui');
   });
 }
@@ -388,7 +388,7 @@ function pause() {
   state.paused = !state.paused;
   state.resumed = true;
   $('pause').setAttribute('aria-pressed', String(state.paused));
-  $('pause').textContent = state.paused ? 'Go on' : 'Pause';
+  $('pause').textContent = state.paused ? 'Continue' : 'Pause';
 }
 
 function reset() {
@@ -402,7 +402,7 @@ document.addEventListener('keydown', (e) => {
   const typed = e.target.closest('button, a');
   switch (e.key) {
     case ' ':
-      if (typed) return; // it presses that
+      if (typed) return; // space presses it
       pause();
       break;
     case 'r': reset(); break;

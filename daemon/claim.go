@@ -15,19 +15,19 @@ import (
 	"github.com/exanet/pfd/packetizer"
 )
 
-// Pfds on one network tell each other which PDIDs they give out, since equal
-// PDIDs are one domain: a message of two words to mailbox 3 of each node, by a
-// packetizer that no process has (spec/hardware.md 3: 3..15 are pfd's).
+// Equal PDIDs are one domain, so each pfd of a network claims the range of PDIDs that it
+// assigns. It sends a message of two words to mailbox 3 of each node, by a packetizer that no
+// process has (spec/hardware.md 3: 3..15 are pfd's).
 //
 //	word 0: [1:0] kind, [17:2] wired PDID, [33:18] first PDID, [49:34] last PDID,
-//	        [53:50] version 1, [63:54] zero (ours)
-//	word 1: a number that the claiming pfd has drawn
+//	        [53:50] version 1, [63:54] zero
+//	word 1: a random number of the claiming pfd
 //
-// A pfd claims its range once its nodes are enabled and before it takes
-// processes. Whoever has PDIDs in common answers with a conflict, which carries
-// its own range and the number back; the claimant then refuses to start. Of two
-// that claim at the same time the one with the lower node stays. Silence within
-// claimTime is consent: a pfd that is not there gives nothing out.
+// A pfd claims its range when its nodes are enabled and before it accepts processes. A pfd
+// that has PDIDs in common answers with a conflict, which carries its own range and the
+// number; the claimant then refuses to start. Of two that claim at the same time, the one with
+// the lower node stays. A claim stands if no conflict comes within claimTime. Values below are
+// defined by this project.
 const (
 	claimKind     = 1
 	conflictKind  = 2
@@ -40,14 +40,13 @@ const (
 	claimVerMask  = 0xf
 	claimZero     = 54
 
-	// claimTime is how long a claim waits for a conflict (ours).
 	claimTime = 300 * time.Millisecond
 )
 
-// ErrRange says that another pfd of the network gives out the same PDIDs.
+// ErrRange says that another pfd of the network assigns the same PDIDs.
 var ErrRange = errors.New("PDIDs of another pfd")
 
-// claimMessage is what pfds say to each other.
+// claimMessage is a claim or a conflict.
 type claimMessage struct {
 	kind        uint8
 	first, last device.PDID
@@ -61,7 +60,7 @@ func (m claimMessage) encode() [claimWords]uint64 {
 	}
 }
 
-// decodeClaim reads a message; false for one that is none.
+// decodeClaim decodes a message; false if it is neither.
 func decodeClaim(words []uint64) (claimMessage, bool) {
 	if len(words) != claimWords {
 		return claimMessage{}, false
@@ -76,19 +75,18 @@ func decodeClaim(words []uint64) (claimMessage, bool) {
 	return m, ok
 }
 
-// claims is a pfd's part in this. It belongs to the owning goroutine.
+// claims is the state of a pfd's claim. It belongs to the owning goroutine.
 type claims struct {
 	host        *session.Host
 	log         *slog.Logger
 	first, last device.PDID
 	number      uint64
-	node        device.NodeID // that the claim goes out from
+	node        device.NodeID // the sender of the claim
 	claiming    bool
-	lost        chan error // one conflict
+	lost        chan error // the first conflict
 }
 
-// claim tells the other pfds of the network which PDIDs this one gives out, and
-// waits for an objection.
+// claim claims this pfd's range and waits for a conflict.
 func (c *claims) claim(ctx context.Context) error {
 	n := c.host.Nodes()[0]
 	err := c.host.Own(ctx, n, func() error {
@@ -127,7 +125,7 @@ func (c *claims) send(n *session.Node) error {
 	return nil
 }
 
-// fromPeer takes a message of mailbox 3. On the owning goroutine.
+// fromPeer handles a message in mailbox 3. On the owning goroutine.
 func (c *claims) fromPeer(n *session.Node, src mailbox.Source, words []uint64) {
 	m, ok := decodeClaim(words)
 	if !ok || c.host.NodeByID(src.Node) != nil || !domain.Told(src) {
@@ -138,10 +136,10 @@ func (c *claims) fromPeer(n *session.Node, src mailbox.Source, words []uint64) {
 		c.lose(src.Node, m)
 	case m.kind == claimKind && m.first <= c.last && c.first <= m.last:
 		if c.claiming && src.Node < c.node {
-			c.lose(src.Node, m) // both claim, and it stays
+			c.lose(src.Node, m) // both claim, and the lower node stays
 			return
 		}
-		c.log.Warn("another pfd wants PDIDs of this one: refused", "node", uint32(src.Node), "first", m.first, "last", m.last)
+		c.log.Warn("another pfd claims PDIDs of this one: refused", "node", uint32(src.Node), "first", m.first, "last", m.last)
 		answer := claimMessage{conflictKind, c.first, c.last, m.number}.encode()
 		if err := n.Domains().Tell(src.Node, device.MailboxDriver, answer[:]...); err != nil {
 			c.log.Warn("the refusal was not sent", "node", uint32(src.Node), "err", err)
@@ -158,7 +156,7 @@ func (c *claims) lose(by device.NodeID, m claimMessage) {
 	}
 }
 
-// newClaims returns the part of a pfd with a directory.
+// newClaims returns the claims of a pfd with a directory.
 func newClaims(h *session.Host, dir *domain.Directory, log *slog.Logger) *claims {
 	first, last := dir.Range()
 	return &claims{host: h, log: log, first: first, last: last, number: rand.Uint64(), lost: make(chan error, 1)}

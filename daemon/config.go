@@ -23,18 +23,17 @@ import (
 	"github.com/exanet/pfd/vfio/kernel"
 )
 
-// Ways to learn that a source fault's page is there (spec/faultpath.md,
-// "Source fault").
+// How a source fault's block is retransmitted (spec/faultpath.md, "Source fault").
 const (
-	SourceFIFO    = "fifo"    // by TXFIFO: the block is paused, a RAPF ends the pause
-	SourceTimeout = "timeout" // as the thesis and PART: page in, the sender's time-out does the rest
+	SourceFIFO    = "fifo"    // the block is in TXFIFO and paused; a RAPF ends the pause
+	SourceTimeout = "timeout" // the sender's time-out retransmits it, as in the thesis and PART
 
-	// How the SMMU takes a fault (Config.FaultMode).
-	FaultTerminate = "terminate" // the access ends, its block is sent again
+	// How the SMMU handles a fault (Config.FaultMode).
+	FaultTerminate = "terminate" // the access ends, and its block is retransmitted
 	FaultStall     = "stall"     // the access waits for the page (000 5.2)
 )
 
-// What pfd gives up once it listens (internal/sandbox).
+// The rights that pfd drops once it listens (internal/sandbox).
 const (
 	SandboxAuto   = "auto"
 	SandboxStrict = "strict"
@@ -44,38 +43,38 @@ const (
 // DeviceEmu names the emulated SoC in pfd's own process.
 const DeviceEmu = "emu"
 
-// DeviceVFIOUser comes before the sockets of nodes that are served elsewhere:
-// vfio-user:PATH, or several of them with commas between, a node each.
+// DeviceVFIOUser precedes the sockets of nodes that other processes serve:
+// vfio-user:PATH[,PATH...], one node each.
 const DeviceVFIOUser = "vfio-user:"
 
-// DeviceVFIO comes before the PCI addresses of nodes that this machine's kernel
-// gives to pfd: vfio:ADDRESS, or several of them with commas between, a node each.
+// DeviceVFIO precedes the PCI addresses of nodes that pfd gets from the kernel's VFIO:
+// vfio:ADDRESS[,ADDRESS...], one node each.
 const DeviceVFIO = "vfio:"
 
-// DeviceUIO comes before the names of UIO devices, as uio0, or PCI addresses: uio:NAME,
-// or several of them with commas between, a node each.
+// DeviceUIO precedes the names of UIO devices, as uio0, or PCI addresses:
+// uio:NAME[,NAME...], one node each.
 const DeviceUIO = "uio:"
 
-// MaxNodes bounds --nodes: what the emulated machine takes.
+// MaxNodes bounds --nodes.
 const MaxNodes = emu.MaxNodes
 
-// ErrConfig says that a flag or key has a value that cannot be.
+// ErrConfig says that a flag or key has an invalid value.
 var ErrConfig = errors.New("configuration")
 
-// Config is what pfd is told by its flags and its configuration file.
+// Config is what the flags and the configuration file set.
 type Config struct {
 	Nodes  int    // nodes of the emulated machine
 	Socket string // control socket; the attachment socket is beside it
-	// MakeDirectory has the control socket's directory made where it is not
-	// there: for the default socket only.
+	// MakeDirectory creates the control socket's directory if it is missing. It is for the
+	// default socket only.
 	MakeDirectory bool
 	// Device is DeviceEmu, or DeviceVFIOUser, DeviceVFIO or DeviceUIO with names.
 	Device string
-	// UnsafeNoIOMMU takes a DeviceVFIO that has no IOMMU.
+	// UnsafeNoIOMMU permits a DeviceVFIO without an IOMMU.
 	UnsafeNoIOMMU bool
 	// MetricsListen is a TCP address for metrics alone, "": none.
 	MetricsListen string
-	// DeviceUID may serve the sockets of Device, besides root and pfd's own user.
+	// DeviceUID may serve the sockets of Device, as root and pfd's own user may.
 	DeviceUID    uint32
 	LogLevel     slog.Level
 	TimeoutUS    uint32 // block time-out, microseconds
@@ -84,67 +83,61 @@ type Config struct {
 	SourceFaults string // SourceFIFO or SourceTimeout
 	FaultMode    string // FaultTerminate or FaultStall
 
-	// Firmware says which optimizations the firmware of the emulated nodes has, in
-	// the words of r5.ParseOptions; "": all.
+	// Firmware names the optimizations of the emulated nodes' firmware, as r5.ParseOptions
+	// takes them; "": all.
 	Firmware string
-	// Link is what the links between the emulated nodes are like.
+	// Link are the delay and the loss of the links between the emulated nodes.
 	Link links.Options
 
-	// Window is how much of the processes' memory a device elsewhere has mapped
-	// at one time, bytes a node; 0: shadow.DefaultWindow.
+	// Window bounds the memory of the processes that a device elsewhere has mapped at one
+	// time, in bytes a node; 0: shadow.DefaultWindow.
 	Window uint64
-	// WindowIdle is after how long without use such memory is unmapped; 0: after 2
-	// seconds where mapping pins it (mediate.DefaultWindowIdle), else never.
+	// WindowIdle is the time without use after which such memory is unmapped; 0: 2 seconds
+	// where mapping pins it (mediate.DefaultWindowIdle), else never.
 	WindowIdle time.Duration
-	// Registers has such a device driven by its registers alone, though it has
-	// queues in memory (docs/spec/queues.md).
+	// Registers drives such a device by its registers alone, even if it has queues in
+	// memory (docs/spec/queues.md).
 	Registers bool
-	// FirstPDID and LastPDID are the PDIDs that this pfd gives out; both 0: all.
+	// FirstPDID and LastPDID bound the PDIDs that this pfd assigns; both 0: all.
 	FirstPDID, LastPDID device.PDID
 	// Groups names a file of groups that several pfds share (ParseGroups).
 	Groups string
-	// Quota is how many of a node's sixteen slots one user may hold, GroupSize how
-	// many processes a group may have on a node, and PDIDs: 1 to 16 each. 0 means
-	// 16.
+	// Quota bounds the slots of a node, of sixteen, that one user may hold. GroupSize bounds
+	// the processes, and so the PDIDs, of a group on a node. 1 to 16 each; 0 means 16.
 	Quota, GroupSize int
 
-	// Sandbox is SandboxAuto, SandboxStrict or SandboxOff: what the process gives up
-	// once it listens (cmd/pfd).
+	// Sandbox is SandboxAuto, SandboxStrict or SandboxOff.
 	Sandbox string
 
 	Log *slog.Logger
-	// Level is what Log goes by; Reload sets it. May be nil.
+	// Level is the level of Log; Reload sets it. May be nil.
 	Level *slog.LevelVar
-	// LogLimit is what Log writes through: its counters are shown, and what it
-	// holds back is told now and then. May be nil.
+	// LogLimit is the handler behind Log, for its counters. May be nil.
 	LogLimit *logs.Handler
-	// LogFile is what LogLimit writes to, for its counters. May be nil.
+	// LogFile is the file behind LogLimit, for its counters. May be nil.
 	LogFile *spool.Writer
 
 	// Record names a file for the machine's inputs (docs/record.md); "": none.
 	Record string
-	// Trace names a file for one line a register access, "-" standard error;
-	// "": none.
+	// Trace names a file for one line per register access; "-": standard error; "": none.
 	Trace string
 
-	// Probe names the directory, of a bpffs, that the eBPF probe is pinned in which pfd
-	// attaches to itself (cmd/pfd); "": it does not.
+	// Probe names the directory, on a bpffs, where cmd/pfd pins the eBPF probe that it
+	// attaches to pfd; "": none.
 	Probe string
-	// Traced gives what that probe has measured, where pfd keeps its maps; nil: it does
-	// not.
+	// Traced returns the measurements of that probe; nil: pfd keeps none.
 	Traced func() (any, error)
 
-	// HandshakeTime bounds an attachment's handshake and each answer that a
-	// client has to take. 0 means 5 seconds.
+	// HandshakeTime bounds an attachment's handshake. 0 means 5 seconds.
 	HandshakeTime time.Duration
 	// HandshakesPerUID bounds the unfinished handshakes of one uid. 0 means 64.
 	HandshakesPerUID int
-	// DrainTime bounds the wait for running transfers, and then the wait for
-	// accesses in flight, when pfd ends. 0 means 3 seconds.
+	// DrainTime bounds, when pfd ends, first the wait for running transfers and then the
+	// wait for accesses in flight. 0 means 3 seconds.
 	DrainTime time.Duration
 }
 
-// Default gives the configuration that pfd has without flags, less the socket.
+// Default returns the configuration of a pfd without flags, except the socket.
 func Default() Config {
 	return Config{
 		Nodes:            2,
@@ -163,7 +156,7 @@ func Default() Config {
 	}
 }
 
-// Check tells whether the configuration can be. Its errors match ErrConfig, or
+// Check returns an error if the configuration is invalid. It matches ErrConfig or
 // control.ErrSocketPath.
 func (c *Config) Check() error {
 	switch {
@@ -218,8 +211,8 @@ func (c *Config) Check() error {
 	return control.CheckSocket(c.Socket)
 }
 
-// devices gives the kind of the device, and the sockets or addresses of a device
-// elsewhere; none for others.
+// devices returns the kind of the device, and the sockets or addresses of its nodes; none if
+// pfd emulates them.
 func (c *Config) devices() (kind string, names []string) {
 	for _, kind := range []string{DeviceVFIOUser, DeviceVFIO, DeviceUIO} {
 		if list, ok := strings.CutPrefix(c.Device, kind); ok {
@@ -229,7 +222,7 @@ func (c *Config) devices() (kind string, names []string) {
 	return c.Device, nil
 }
 
-// checkDevice tells whether the device can be, and what belongs to it.
+// checkDevice checks Device and the options that depend on it.
 func (c *Config) checkDevice() error {
 	switch kind, names := c.devices(); {
 	case c.Device == DeviceEmu:
@@ -273,14 +266,14 @@ func (c *Config) checkDevice() error {
 	case c.Window != 0 && (c.Window < shadow.MinWindow || c.Window > shadow.MaxWindow || c.Window%device.PageSize != 0):
 		return fmt.Errorf("%w: --window %d: want whole pages of %d bytes, %d to %d bytes", ErrConfig, c.Window, device.PageSize, shadow.MinWindow, shadow.MaxWindow)
 	case c.WindowIdle < 0:
-		return fmt.Errorf("%w: --window-idle %v: want more than 0, or 0 for what is usual", ErrConfig, c.WindowIdle)
+		return fmt.Errorf("%w: --window-idle %v: want more than 0, or 0 for the default", ErrConfig, c.WindowIdle)
 	case c.Groups != "" && c.FirstPDID == 0:
 		return fmt.Errorf("%w: --groups needs --pdid-range: a range of this pfd's own, apart from the PDIDs of the groups", ErrConfig)
 	}
 	return nil
 }
 
-// settings returns what the nodes and the attachments use of it.
+// settings returns the parts that nodes and attachments use.
 func (c *Config) settings() session.Settings {
 	return session.Settings{
 		TimeoutUS: c.TimeoutUS, GuardUS: c.GuardUS, Outstanding: c.Outstanding,
@@ -289,7 +282,7 @@ func (c *Config) settings() session.Settings {
 	}
 }
 
-// withDefaults fills what a caller other than cmd/pfd may leave out.
+// withDefaults fills in what a caller may leave out.
 func (c Config) withDefaults() Config {
 	d := Default()
 	if c.Log == nil {

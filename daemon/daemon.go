@@ -40,7 +40,7 @@ type Daemon struct {
 	upkeep     *upkeep
 	sockets    *sockets
 	metricsTCP net.Listener   // nil: none
-	trace      *registerTrace // of the register accesses, nil: none
+	trace      *registerTrace // nil: none
 }
 
 // New checks the configuration and makes the sockets. The machine is not
@@ -83,7 +83,7 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Sandbox != SandboxStrict { // which keeps none of these calls, nor does the unit
+	if cfg.Sandbox != SandboxStrict { // it permits none of these calls anyway
 		if err := proc.MayMove(); err != nil {
 			cfg.Log.Warn("pfd cannot touch the memory of processes itself: a memory helper serves each of them", "err", err)
 		}
@@ -98,15 +98,15 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 		log: d.log, limit: cfg.LogLimit, host: d.host, sockets: d.sockets, unsaid: make(chan string, 1),
 		draining: func() bool { return *d.state.Load() == control.StateDraining },
 	}
-	// With less, pfd would start and could not accept anybody.
+	// With fewer, pfd would start and could serve nobody.
 	if err := limits.Room(spareDescriptors); err != nil {
 		return nil, fmt.Errorf("no room for processes: %w", err)
 	}
 	return d, nil
 }
 
-// spareDescriptors is what pfd needs beside its own descriptors to serve two processes
-// and a client of its control socket. The value is defined by this project.
+// spareDescriptors is how many descriptors pfd needs beside its own to serve two processes
+// and a client of its control socket. Defined by this project.
 const spareDescriptors = 32
 
 // close releases what New has opened.
@@ -134,7 +134,7 @@ func (d *Daemon) close() error {
 
 func (d *Daemon) setState(s string) { d.state.Store(&s) }
 
-// stateNow returns the daemon's state for people: one that waits for a device says so.
+// stateNow returns the state for people, who also see that pfd waits for a device.
 func (d *Daemon) stateNow() string {
 	s := *d.state.Load()
 	if s == control.StateReady && slices.ContainsFunc(d.host.Nodes(), (*session.Node).Down) {
@@ -176,16 +176,16 @@ func (d *Daemon) uptime() time.Duration { return time.Since(d.began).Round(time.
 // now is the daemon's monotonic clock, nanoseconds.
 func (d *Daemon) now() int64 { return int64(time.Since(d.began)) }
 
-// Run works until ctx ends; then it lets running transfers finish for a bounded
-// time, ends the attachments and returns nil. An error means that pfd could not
-// start or that the device is gone. A Daemon runs once.
+// Run serves until ctx ends. Then it lets running transfers finish for a bounded time, ends
+// the attachments and returns nil. An error means that pfd could not start or that the device
+// failed. A Daemon runs once.
 func (d *Daemon) Run(ctx context.Context) error {
 	defer func() {
 		if err := d.close(); err != nil {
 			d.log.Debug("closing", "err", err)
 		}
 	}()
-	// The machine outlives ctx: draining needs it.
+	// Draining needs the machine after ctx has ended.
 	machineCtx, stopMachine := context.WithCancel(context.Background())
 	failed := make(chan error, 1+len(d.host.Nodes()))
 	var workers sync.WaitGroup
@@ -201,10 +201,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	stopMachine()
 	workers.Wait()
-	// Nothing posted runs any more: sessions that still wait for it give up.
+	// Posted functions run no more: sessions that still wait for one return.
 	d.host.Stop()
 	if accepting != nil {
-		// A handshake may sleep in the kernel (a peer in the middle of an exec).
+		// A handshake may block in the kernel, for a peer in the middle of an exec.
 		select {
 		case <-accepting:
 		case <-time.After(d.tune.Load().DrainTime):
@@ -219,9 +219,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return err
 }
 
-// serve takes requests and attachments until ctx ends or the device fails, and
-// ends the attachments. The channel that it gives is closed when the last
-// connection to the attachment socket is over.
+// serve serves requests and attachments until ctx ends or the device fails, and then ends the
+// attachments. The channel that it returns is closed when the last connection to the
+// attachment socket has been served.
 func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{}, error) {
 	metrics := []net.Listener{d.sockets.metrics}
 	if d.metricsTCP != nil {
@@ -268,7 +268,7 @@ func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{
 	return accepting, failure
 }
 
-// startNodes initializes all nodes on the owning goroutine.
+// startNodes initializes all nodes.
 func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 	done := d.host.Start()
 	for range d.host.Nodes() {
@@ -284,13 +284,13 @@ func (d *Daemon) startNodes(ctx context.Context, failed <-chan error) error {
 		}
 	}
 	if d.host.Features().Reconnect == nil {
-		return nil // a machine in this process has no other pfds beside it
+		return nil // an emulated network has no other pfd
 	}
 	return d.claims.claim(ctx)
 }
 
-// drain ends an orderly pfd: no new attachments, running transfers may finish,
-// then every attachment is torn down. Both waits are bounded by DrainTime.
+// drain waits for running transfers, ends the attachments and waits for them. DrainTime bounds
+// each wait.
 func (d *Daemon) drain(failed <-chan error) {
 	d.log.Info("draining")
 	wait := d.tune.Load().DrainTime
@@ -315,8 +315,8 @@ func (d *Daemon) drain(failed <-chan error) {
 	}
 }
 
-// waitTransfers waits until no transfer is under way, or ctx ends. It looks
-// again every few milliseconds: it runs once in a daemon's life.
+// waitTransfers waits until no transfer is under way, or ctx ends. It may poll, since it runs
+// once in a daemon's life.
 func (d *Daemon) waitTransfers(ctx context.Context) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

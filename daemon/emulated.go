@@ -14,14 +14,14 @@ import (
 	"github.com/exanet/pfd/view"
 )
 
-// emulated is the emulated SoC in pfd's own process as a Machine.
+// emulated is the Machine of the SoC that pfd emulates in its own process.
 type emulated struct {
 	engine *emu.Engine
 	rec    *recording // nil: none
-	log    *trace.Log // of the faults and the refused blocks
+	log    *trace.Log
 }
 
-// Emulated builds the machine of --device emu, as the configuration has it.
+// Emulated returns the machine of --device emu.
 func Emulated(cfg Config) (session.Machine, error) {
 	log := cfg.Log
 	if log == nil {
@@ -34,8 +34,8 @@ func Emulated(cfg Config) (session.Machine, error) {
 	records := new(trace.Log)
 	e, err := emu.New(emu.Config{
 		Nodes: cfg.Nodes, Firmware: firmware, Link: cfg.Link,
-		// Without a TXFIFO the firmware does not pause a source fault's block,
-		// and its time-out sends it again: the thesis's way.
+		// Without a TXFIFO the firmware does not pause a source fault's block, and its
+		// time-out retransmits it, as in the thesis.
 		NoTXFIFO: cfg.SourceFaults == SourceTimeout,
 		Stall:    cfg.FaultMode == FaultStall,
 		Log:      log, Trace: records,
@@ -82,7 +82,7 @@ func (m emulated) invalidations(node int) (list [device.Slots]tally.Invalidated)
 	return list
 }
 
-// Run drives the machine until ctx ends, and ends the recording.
+// Run drives the machine until ctx ends, and closes the recording.
 func (m emulated) Run(ctx context.Context) error {
 	err := m.engine.Run(ctx)
 	if m.rec != nil {

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// recordRoom and traceRoom are how many bytes may wait for a slow disk: a
-	// recording that waits for more ends, a trace loses lines (ours).
+	// recordRoom and traceRoom bound the bytes that wait for a slow disk. Beyond them a
+	// recording ends, and a trace loses lines. Values here are defined by this project.
 	recordRoom = 64 << 20
 	traceRoom  = 4 << 20
-	// fileTime bounds the wait for a file's last bytes when pfd ends (ours).
+	// fileTime bounds the wait for a file's last bytes when pfd ends.
 	fileTime = 2 * time.Second
 )
 
@@ -35,14 +35,13 @@ type recording struct {
 	broken atomic.Bool
 }
 
-// whole takes nothing more once something is lost: a recording with a hole is
-// none.
+// whole fails each write after the first loss: a recording must have no hole.
 type whole struct{ *spool.Writer }
 
 func newWhole(to io.Writer) whole { return whole{spool.New(&unbroken{to: to}, recordRoom)} }
 
-// unbroken writes nothing more once a write has failed: what waits in a spool then
-// would follow the hole.
+// unbroken fails each write after the first error, so that nothing of what a spool still
+// holds follows the hole.
 type unbroken struct {
 	to  io.Writer
 	err error
@@ -67,8 +66,7 @@ func (w whole) Write(p []byte) (int, error) {
 	return w.Writer.Write(p)
 }
 
-// startRecording has an engine record into a new file. What a former pfd wrote
-// there stays beside it as PATH.old.
+// startRecording records an engine into a new file. It keeps a former file as PATH.old.
 func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, error) {
 	f, err := outfile.Open(path, outfile.Options{Keep: true})
 	if err != nil {
@@ -77,7 +75,7 @@ func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, e
 	r := &recording{file: f, spool: newWhole(f), log: log}
 	r.writer = record.NewWriter(r.spool, e.RecordHeader(), func(err error) {
 		r.broken.Store(true)
-		log.Error("the recording ends before its time: what is in the file can be replayed", "file", path, "err", err)
+		log.Error("the recording ends early: the part in the file can be replayed", "file", path, "err", err)
 	})
 	if err := r.writer.WriteHeader(f); err != nil {
 		_ = r.spool.Close(0)
@@ -89,14 +87,14 @@ func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, e
 	return r, nil
 }
 
-// close writes the end. The engine has ended.
+// close writes the end. The engine must have ended.
 func (r *recording) close() {
 	err := r.writer.Close()
 	if serr := r.spool.Close(fileTime); err == nil {
 		err = serr
 	}
 	if err != nil && !r.broken.Swap(true) {
-		r.log.Error("the recording has no end: what is in the file can be replayed", "err", err)
+		r.log.Error("the recording has no end: the part in the file can be replayed", "err", err)
 	}
 	if err := r.file.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
 		r.log.Error("recording", "err", err)
@@ -110,7 +108,7 @@ type registerTrace struct {
 	log   *accesslog.Log
 }
 
-// startTrace opens the output. now gives the time of the lines.
+// startTrace opens the output. now is the clock of the lines.
 func startTrace(path string, now func() time.Duration) (*registerTrace, error) {
 	t := &registerTrace{}
 	out := os.Stderr
@@ -126,7 +124,7 @@ func startTrace(path string, now func() time.Duration) (*registerTrace, error) {
 	return t, nil
 }
 
-// close writes what waits, as far as the file takes it.
+// close flushes the trace, within fileTime.
 func (t *registerTrace) close() error {
 	err := t.spool.Close(fileTime)
 	if n := t.spool.Stats().Lost; n > 0 {

@@ -129,7 +129,7 @@ func TestRecordBroken(t *testing.T) {
 		}
 	}
 	selfWrite(t, client.Socket())
-	if s := out.String(); strings.Count(s, "the recording ends before its time") != 1 || !strings.Contains(s, "broken pipe") {
+	if s := out.String(); strings.Count(s, "the recording ends early") != 1 || !strings.Contains(s, "broken pipe") {
 		t.Errorf("the log says %q", s)
 	}
 }

@@ -24,7 +24,7 @@ import (
 var (
 	// ErrInUse says that another process listens on the socket.
 	ErrInUse = errors.New("socket in use")
-	// ErrNotSocket says that something else than a socket has the name.
+	// ErrNotSocket says that a file that is no socket has the name.
 	ErrNotSocket = errors.New("not a socket")
 )
 
@@ -36,8 +36,8 @@ type sockets struct {
 	files   []*places.File    // theirs
 }
 
-// Close closes what is still open of them, and removes their files, where these are theirs
-// still: another pfd may have made its own there.
+// Close closes the listeners and removes their files, except files that another pfd has put
+// in their place.
 func (s *sockets) Close() error {
 	var errs []error
 	for _, l := range []*net.UnixListener{s.control, s.attach, s.metrics} {
@@ -54,8 +54,7 @@ func (s *sockets) Close() error {
 	return errors.Join(errs...)
 }
 
-// lost returns what is wrong with the first of the files that is not where it was made, nil
-// where all are.
+// lost returns an error that describes the first file that is not where it was made.
 func (s *sockets) lost() error {
 	for _, f := range s.files {
 		if err := f.Check(); err != nil {
@@ -65,8 +64,8 @@ func (s *sockets) lost() error {
 	return nil
 }
 
-// listen makes the sockets. Files that a pfd left behind are replaced; where
-// somebody listens, or something else has the name, nothing is touched.
+// listen makes the sockets. It replaces files that a pfd has left behind. It touches nothing
+// if a process listens on one of them or one is no socket.
 func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 	if err := control.CheckSocket(socket); err != nil {
 		return nil, err
@@ -103,8 +102,8 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 	if s.metrics, err = s.bind("unix", metrics, 0o660); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	// Into the file that is locked: who may write the directory may have put another
-	// one, or a link, in its place.
+	// Write by the descriptor that holds the lock: a user who may write the directory may have
+	// put another file, or a link, in its place.
 	err = held.Truncate(0)
 	if err == nil {
 		_, err = held.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
@@ -115,8 +114,7 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 	return s, nil
 }
 
-// directoryError says what is wrong with the control socket's directory, and the
-// remedy for that.
+// directoryError adds the remedy to an error about the control socket's directory.
 func directoryError(err error) error {
 	remedy := "make it"
 	switch {
@@ -128,10 +126,10 @@ func directoryError(err error) error {
 	return fmt.Errorf("directory of the control socket: %w: %s, or name another with --socket PATH", err, remedy)
 }
 
-// lock keeps two pfds of a user that start at the same time from taking each
-// other's new sockets for stale ones: it is held from the look at the old files to
-// the bind. It lies on a file that others cannot open, and so not lock either; the
-// file stays, since who waits for it has it open already.
+// lock keeps two pfds of a user that start at the same time from removing each other's new
+// sockets as stale. It is held from the check of the old files to the bind. Its file is one
+// that other users cannot open, and so cannot lock. The file stays, since another pfd that
+// waits for the lock has it open already. former is the pid of the pfd that held it last.
 func lock(socket string) (held *os.File, former int, err error) {
 	path := socket + lockSuffix
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
@@ -165,15 +163,16 @@ func lock(socket string) (held *os.File, former int, err error) {
 		return nil, 0, errors.Join(fmt.Errorf("%s: another pfd holds the lock (flock): %w: end it, or name another socket with --socket PATH", path, err), f.Close())
 	}
 	var text [16]byte
-	n, _ := f.ReadAt(text[:], 0) // of who was here before, if it can be read
+	n, _ := f.ReadAt(text[:], 0) // empty in a new file
 	former, _ = strconv.Atoi(strings.TrimSpace(string(text[:n])))
 	return f, former, nil
 }
 
-// lockSuffix is what the lock file's name has behind the control socket's (ours).
+// lockSuffix ends the name of the lock file, which begins as the control socket's. Defined by
+// this project.
 const lockSuffix = ".lock"
 
-// clearStale removes path if it is a socket on which nobody listens.
+// clearStale removes path if it is a socket on which no process listens.
 func clearStale(path string, former int) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -194,7 +193,7 @@ func clearStale(path string, former int) error {
 		}
 		return fmt.Errorf("%s: %w: %s listens on it: end it, or start this one with another --socket PATH", path, ErrInUse, who)
 	case errors.Is(err, unix.ECONNREFUSED):
-		// Nobody listens, or nobody ever will: a pfd that was killed left it.
+		// A pfd that was killed left it.
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("stale socket: %w", err)
 		}
@@ -205,10 +204,10 @@ func clearStale(path string, former int) error {
 	return fmt.Errorf("socket %s: cannot tell whether it is in use: %w: remove it if no pfd runs there, or name another with --socket PATH", path, err)
 }
 
-// listener tells who listens on a socket file: nil and its pid (0: unknown),
-// or ECONNREFUSED where nobody does. It never blocks. A pfd that was killed while a
-// thread of its is stuck in the kernel listens still, and takes nothing any more:
-// that is nobody, too. Where the queue is full former is who listened there last.
+// listener returns the pid of the process that listens on a socket file (0: unknown), or
+// ECONNREFUSED if none does. It never blocks. A pfd that was killed while one of its threads
+// hangs in the kernel still listens but accepts nothing: it counts as none. former is the pid
+// of the last listener, which is used if the queue is full.
 func listener(path string, former int) (pid int, err error) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET, unix.SOCK_DGRAM} {
 		var fd int
@@ -223,7 +222,7 @@ func listener(path string, former int) (pid int, err error) {
 		}
 		unix.Close(fd)
 		switch err {
-		case unix.EAGAIN: // somebody listens, and its queue is full
+		case unix.EAGAIN: // a process listens, and its queue is full
 			pid = former
 			fallthrough
 		case nil:
@@ -231,7 +230,7 @@ func listener(path string, former int) (pid int, err error) {
 				return 0, unix.ECONNREFUSED
 			}
 			return pid, nil
-		case unix.EPROTOTYPE: // a socket of another type: look with that one
+		case unix.EPROTOTYPE: // a socket of another type: try that
 			continue
 		}
 		return 0, os.NewSyscallError("connect", err)
@@ -239,8 +238,8 @@ func listener(path string, former int) (pid int, err error) {
 	return 0, os.NewSyscallError("connect", err)
 }
 
-// bind makes one listener. Where anybody may connect the peer's credentials decide
-// what it may do (spec/api.md).
+// bind makes one listener. All users may connect; a peer's credentials decide what it may do
+// (spec/api.md).
 func (s *sockets) bind(network, path string, mode uint32) (*net.UnixListener, error) {
 	l, f, err := places.Listen(network, path, mode)
 	if err != nil {

@@ -17,11 +17,11 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// connectTime is how long pfd waits for its devices at the start (ours).
+// connectTime bounds the wait for the devices at the start. Defined by this project.
 const connectTime = 10 * time.Second
 
-// Open builds the machine that the configuration names. Devices elsewhere are
-// waited for a few seconds.
+// Open returns the machine that the configuration names. It waits a few seconds for devices
+// elsewhere.
 func Open(ctx context.Context, cfg Config) (session.Machine, error) {
 	kind, names := cfg.devices()
 	if names == nil {
@@ -32,7 +32,7 @@ func Open(ctx context.Context, cfg Config) (session.Machine, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	c := mediate.Config{Window: cfg.Window, WindowIdle: cfg.WindowIdle, Registers: cfg.Registers, Log: log}
-	var running atomic.Bool // from then on the status line is the daemon's
+	var running atomic.Bool // the daemon writes the status line from then on
 	for i, name := range names {
 		waiting := func(err error) {
 			log.Warn("waiting for the device", "node", i, "device", kind+name, "err", err)
@@ -67,13 +67,13 @@ func Open(ctx context.Context, cfg Config) (session.Machine, error) {
 	return mediated{m}, nil
 }
 
-// mediated is nodes elsewhere as a Machine.
+// mediated is the Machine of nodes elsewhere.
 type mediated struct{ m *mediate.Machine }
 
 func (m mediated) Nodes() int              { return m.m.Nodes() }
 func (m mediated) Bus(node int) device.Bus { return m.m.Bus(node) }
 
-// Run drives the machine and lets it go at its end.
+// Run drives the machine until ctx ends, and closes it.
 func (m mediated) Run(ctx context.Context) error {
 	return errors.Join(m.m.Run(ctx), m.m.Close())
 }
@@ -112,7 +112,7 @@ func (m mediated) Unshare(node, slot int, u attach.Unshare) error {
 func (m mediated) Unsharer(node, slot int, va device.VA) func() bool {
 	mem, err := m.m.Memory(node)
 	if err != nil {
-		return func() bool { return false } // the device is gone, and what it reached
+		return func() bool { return false } // with the device its mappings are gone
 	}
 	return mem.Unsharer(slot, va)
 }
@@ -122,7 +122,7 @@ func (m mediated) Prefetch(node, slot int, va device.VA, size uint64) {
 }
 
 func (m mediated) Invalidate(node, slot int, va device.VA, size uint64) {
-	if mem, err := m.m.Memory(node); err == nil { // a device that is gone has nothing
+	if mem, err := m.m.Memory(node); err == nil { // a device that is gone has no mappings
 		mem.Forget(slot, va, size)
 	}
 }
@@ -130,7 +130,7 @@ func (m mediated) Invalidate(node, slot int, va device.VA, size uint64) {
 func (m mediated) PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result {
 	mem, err := m.m.Memory(node)
 	if err != nil {
-		return gup.Result{Err: err} // it passes, or the slot is ended
+		return gup.Result{Err: err} // the device comes back, or the slot ends
 	}
 	return mem.PageIn(slot, va, pages, write)
 }

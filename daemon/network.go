@@ -14,7 +14,7 @@ import (
 	"github.com/exanet/pfd/internal/uids"
 )
 
-// directory makes the directory of groups and PDIDs, as the configuration has it.
+// directory makes the directory of groups and PDIDs.
 func (c *Config) directory() (*domain.Directory, error) {
 	dir := domain.DirectoryConfig{First: c.FirstPDID, Last: c.LastPDID, GroupSize: c.GroupSize, Quota: c.Quota,
 		KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) }}
@@ -33,16 +33,16 @@ func (c *Config) directory() (*domain.Directory, error) {
 	return domain.NewDirectory(dir)
 }
 
-// CheckGroups tells whether the file of groups can be, where there is one.
+// CheckGroups returns an error if the file of groups is invalid.
 func (c *Config) CheckGroups() error {
 	full := c.withDefaults()
 	_, err := full.directory()
 	return err
 }
 
-// ParseGroups reads a file of groups that several pfds share: a line a group,
-// its user's number, its name and the first of its PDIDs, size of them; what
-// follows a '#' is a remark. Errors match ErrConfig and name the line.
+// ParseGroups parses a file of groups that several pfds share. A line is a group: its user's
+// number, its name and the first of its PDIDs, of which it has size. A '#' begins a comment.
+// Errors match ErrConfig and name the line.
 func ParseGroups(text string, size int) ([]domain.Group, error) {
 	most := int(device.MaxPDID) - size + 1
 	var list []domain.Group
@@ -59,7 +59,7 @@ func ParseGroups(text string, size int) ([]domain.Group, error) {
 		}
 		uid, err := strconv.ParseUint(f[0], 10, 32)
 		if err != nil {
-			return nil, fmt.Errorf("%w: line %d: user %q is no number", ErrConfig, line, f[0])
+			return nil, fmt.Errorf("%w: line %d: user %q is not a number", ErrConfig, line, f[0])
 		}
 		if err := uids.Check(uint32(uid)); err != nil {
 			return nil, fmt.Errorf("%w: line %d: %w", ErrConfig, line, err)
@@ -76,8 +76,7 @@ func ParseGroups(text string, size int) ([]domain.Group, error) {
 	return list, nil
 }
 
-// ParsePDIDs reads a range of PDIDs, A-B; "" is all of them. Errors match
-// ErrConfig.
+// ParsePDIDs parses a range of PDIDs, A-B; "" is all of them. Errors match ErrConfig.
 func ParsePDIDs(s string) (first, last device.PDID, err error) {
 	if s == "" {
 		return 0, 0, nil

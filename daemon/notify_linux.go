@@ -17,11 +17,11 @@ import (
 	"github.com/exanet/pfd/internal/logs"
 )
 
-// notifyTime bounds one message to a service manager that does not read.
+// notifyTime bounds the wait for a service manager that does not read. Defined by this project.
 const notifyTime = time.Second
 
-// notify tells the service manager about the daemon's state (sd_notify(3)):
-// lines like READY=1. Without NOTIFY_SOCKET it does nothing.
+// notify sends the daemon's state, lines like READY=1, to the service manager (sd_notify(3)).
+// Without NOTIFY_SOCKET it does nothing.
 func notify(state string) error {
 	name := os.Getenv("NOTIFY_SOCKET")
 	if name == "" {
@@ -42,8 +42,8 @@ func notify(state string) error {
 	return nil
 }
 
-// notifyReloading is what a service of Type=notify-reload says when it begins to
-// reload (sd_notify(3), RELOADING).
+// notifyReloading returns what a service of Type=notify-reload sends when it begins to reload
+// (sd_notify(3), RELOADING).
 func notifyReloading() string {
 	var now unix.Timespec
 	// CLOCK_MONOTONIC cannot fail.
@@ -51,7 +51,7 @@ func notifyReloading() string {
 	return fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000)
 }
 
-// watchdog gives how often the service manager wants to be notified, 0: never
+// watchdog returns the interval within which the service manager must be notified, 0: none
 // (sd_watchdog_enabled(3)).
 func watchdog(getenv func(string) string) time.Duration {
 	if pid := getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
@@ -64,28 +64,26 @@ func watchdog(getenv func(string) string) time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-// keepTime is how often pfd looks after itself: its status line, and what its
-// log holds back.
-const keepTime = 10 * time.Second
+// Intervals of upkeep. Values below are defined by this project.
+const (
+	keepTime    = 10 * time.Second // of the status line, and of the lines that the log holds back
+	socketsTime = 5 * time.Second  // of the check that the sockets are where they were made
+	// readyAgain is the pause before a READY that was not delivered is sent again: a service
+	// manager stops a service that stays silent.
+	readyAgain = 250 * time.Millisecond
+)
 
-// socketsTime is how often it looks whether its sockets are where they were made (ours).
-const socketsTime = 5 * time.Second
-
-// readyAgain is how long pfd waits before it says READY again that did not reach
-// the service manager, which would give up a service that is silent (ours).
-const readyAgain = 250 * time.Millisecond
-
-// upkeep is what pfd does at intervals, and what it says to the service manager.
+// upkeep is what pfd does at intervals, and its talk with the service manager.
 type upkeep struct {
 	log      *slog.Logger
 	limit    *logs.Handler // nil: none
 	host     *session.Host
 	sockets  *sockets
 	draining func() bool
-	unsaid   chan string // a READY that did not reach the service manager
+	unsaid   chan string // a READY that was not delivered
 }
 
-// notify reports whether the service manager has been told.
+// notify is like the function notify, and reports whether the service manager was notified.
 func (u *upkeep) notify(state string) bool {
 	err := notify(state)
 	if err != nil {
@@ -95,19 +93,18 @@ func (u *upkeep) notify(state string) bool {
 	return err == nil
 }
 
-// ready tells the service manager that pfd works, and has keep say it again where
-// that fails.
+// ready notifies the service manager that pfd serves. If that fails, keep repeats it.
 func (u *upkeep) ready(more string) {
 	if state := "READY=1" + more; !u.notify(state) {
 		select {
 		case u.unsaid <- state:
-		default: // an earlier one is still being said
+		default: // keep already repeats one
 		}
 	}
 }
 
-// keep looks after the daemon until ctx ends. The service manager's watchdog is
-// fed only while every node's owner answers: a stuck engine is restarted.
+// keep does the upkeep until ctx ends. It feeds the service manager's watchdog only while
+// every node's owner answers, so a stuck engine is restarted.
 func (u *upkeep) keep(ctx context.Context) {
 	period, dog := socketsTime, watchdog(os.Getenv)
 	if dog > 0 {
@@ -127,7 +124,7 @@ func (u *upkeep) keep(ctx context.Context) {
 			continue
 		case <-again:
 			switch {
-			case u.draining(): // STOPPING was the last word
+			case u.draining(): // STOPPING was the last message
 			case u.notify(unsaid):
 				u.log.Info("service manager told after all", "what", "READY=1")
 			default:
@@ -159,8 +156,8 @@ func (u *upkeep) keep(ctx context.Context) {
 	}
 }
 
-// lookForSockets says in the log, once for each change, that the sockets are not where they
-// were made, and returns what is wrong; before is what it returned last.
+// lookForSockets logs each change of whether the sockets are where they were made. It returns
+// what is wrong; before is what it returned last.
 func (u *upkeep) lookForSockets(before string) (now string) {
 	err := u.sockets.lost()
 	if err != nil {
@@ -176,7 +173,7 @@ func (u *upkeep) lookForSockets(before string) (now string) {
 	return now
 }
 
-// alive tells whether the owner of every node's windows answers in time.
+// alive reports whether the owner of every node's windows answers in time.
 func (u *upkeep) alive(ctx context.Context, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -188,7 +185,7 @@ func (u *upkeep) alive(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// statusLine is what systemctl status shows. "" where nobody asks for it.
+// statusLine returns what systemctl status shows, "" without a service manager.
 func (u *upkeep) statusLine(ctx context.Context) string {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return ""

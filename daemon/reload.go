@@ -9,20 +9,20 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Reloaded says what a Reload did: names of flags.
+// Reloaded is the outcome of Reload: names of flags.
 type Reloaded struct {
-	Changed []string // taken over
-	Restart []string // differ, and take effect when pfd is started anew
+	Changed []string // in effect now
+	Restart []string // differ, and take effect when pfd is restarted
 }
 
 // setting is one key of the configuration.
 type setting struct {
 	name   string
 	value  func(*Config) any
-	reload bool // a running pfd can take it over
+	reload bool // it can change while pfd runs
 }
 
-// settings lists the keys that Reload compares.
+// settings are the keys that Reload compares.
 var settings = []setting{
 	{"nodes", func(c *Config) any { return c.Nodes }, false},
 	{"socket", func(c *Config) any { return c.Socket }, false},
@@ -55,13 +55,12 @@ var settings = []setting{
 	{"drain-time", func(c *Config) any { return c.DrainTime }, true},
 }
 
-// Reload takes over from the configuration that load gives what a running pfd
-// can change, and says what it cannot. The service manager is told about the
-// beginning and the end. With load's error, or one that matches ErrConfig,
-// nothing has changed.
+// Reload applies the changes in the configuration that load returns that a running pfd can
+// apply, and names the others. It notifies the service manager at its beginning and its end.
+// After load's error, or one that matches ErrConfig, nothing has changed.
 func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloaded, error) {
 	d.upkeep.notify(notifyReloading())
-	// READY ends the reload for the service manager, whatever came of it.
+	// READY ends the reload for the service manager, even if it failed.
 	defer d.upkeep.ready("")
 	var r Reloaded
 	next, err := load()
@@ -86,10 +85,10 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 	now.LogLevel, now.TimeoutUS, now.GuardUS, now.Outstanding = next.LogLevel, next.TimeoutUS, next.GuardUS, next.Outstanding
 	now.Quota = next.Quota
 	now.HandshakeTime, now.HandshakesPerUID, now.DrainTime = next.HandshakeTime, next.HandshakesPerUID, next.DrainTime
-	before := d.tune.Swap(&now) // a device that comes back at this moment gets them, too
+	before := d.tune.Swap(&now) // a device that comes back from now on gets them
 	err = d.host.Each(ctx, control.AllNodes, func(n *session.Node) error {
 		if n.Down() {
-			return nil // it gets them when its device is there again
+			return nil // it gets them when its device is back
 		}
 		pl := n.Bus().Window(device.PL)
 		if err := pl.Write32(device.PLTimeoutUS, next.TimeoutUS); err != nil {

@@ -10,11 +10,11 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// proveGroup refuses a process that may not be in its group. Processes of a group
-// write to each other's memory, and a user's processes do not all have the same
-// rights: so each two of them show that they know the group's key, or that either
-// may reach the other's memory, which the kernel judges (ptrace(2)). The proof is
-// in the memory itself: who has read it has the right.
+// proveGroup refuses a process that may not be in its group. Processes of a group write to
+// each other's memory, and a user's processes do not all have the same rights. So each two of
+// them must show that they know the group's key, or that each may access the other's memory,
+// which the kernel judges (ptrace(2)). The proof stands in the memory itself: a process that
+// can read it has the right.
 func (s *session) proveGroup() error {
 	for _, o := range s.d.others(s) {
 		if err := s.proveWith(o); err != nil {
@@ -26,7 +26,7 @@ func (s *session) proveGroup() error {
 	return nil
 }
 
-// others lists the sessions that are in a session's group.
+// others lists the other sessions of a session's group.
 func (d *Host) others(s *session) (list []*session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -59,16 +59,14 @@ func (s *session) proveWith(o *session) error {
 	return err
 }
 
-// leaveTime is how long a process that joins a group waits for one that leaves it
-// (ours).
-const leaveTime = time.Second
+// Values below are defined by this project.
+const (
+	leaveTime = time.Second            // how long a process that joins waits for one that leaves
+	dyingTime = 100 * time.Millisecond // how long a task that exits may have lost its memory without having ended
+)
 
-// dyingTime is how long a task that exits may have no memory any more and not have ended
-// (ours).
-const dyingTime = 100 * time.Millisecond
-
-// leaves tells whether the session leaves its group. One whose process is gone goes
-// on for a moment; then it begins nothing any more, and nobody needs a right over it.
+// leaves reports whether the session leaves its group. The session of a dead process goes on
+// for a moment; then it starts no more accesses, and nobody needs a right over it.
 func (s *session) leaves() bool {
 	timeout, look := time.NewTimer(dyingTime), time.NewTicker(time.Millisecond)
 	defer timeout.Stop()
@@ -88,9 +86,8 @@ func (s *session) leaves() bool {
 	}
 }
 
-// withKeeper calls f with the keeper's descriptor, which is held meanwhile: no
-// number that has become another file is read, or handed to a helper. False: it is
-// closed, or f says so.
+// withKeeper calls f with the keeper's descriptor, which stays open meanwhile, so that its
+// number cannot name another file. It returns f's result, or false if it is closed.
 func (s *session) withKeeper(f func(fd int) bool) bool {
 	raw, err := s.keeper.SyscallConn()
 	if err != nil {
@@ -107,10 +104,10 @@ var (
 	errProof   = errors.New("other bytes are there than it said")
 )
 
-// proves has the process read what another's proof says, with its own rights.
+// proves has the process read another one's proof with its own rights.
 func (s *session) proves(o *session) error {
 	var b []byte
-	var p *proc.Process // for pfd's own rights, which are the reader's where it needs no helper
+	var p *proc.Process // by pfd's own rights, which are those of a reader without a helper
 	err := fmt.Errorf("its keeper: %w", proc.ErrGone)
 	o.withKeeper(func(fd int) bool {
 		if s.memport != nil {
@@ -132,17 +129,16 @@ func (s *session) proves(o *session) error {
 	return nil
 }
 
-// How long the memory of a proof may take to answer, and how many reads of one process's proof
-// may go on after that (ours).
+// Values below are defined by this project.
 const (
-	proofTime  = 2 * time.Second
-	proofsLate = 2
+	proofTime  = 2 * time.Second // bounds the wait for the memory of a proof
+	proofsLate = 2               // bounds the reads of one process's proof that go on after that
 )
 
 var errUnanswered = errors.New("the memory of its proof does not answer: its userfaultfd or file system hangs")
 
-// proofBy reads the process's proof by p, which it closes. Memory that does not answer holds
-// nobody up: neither who joins nor the process's own end.
+// proofBy reads the process's proof by p, which it closes. Memory that does not answer delays
+// neither the process that joins for long nor the end of this one.
 func (o *session) proofBy(p *proc.Process) ([]byte, error) {
 	if o.lateProofs.Load() >= proofsLate {
 		return nil, errors.Join(errUnanswered, p.Close())

@@ -18,7 +18,7 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// New makes a Host of the machine's nodes. The machine is not touched before Start.
+// New returns a Host of the machine's nodes. The machine is not touched before Start.
 func New(cfg Config) (_ *Host, err error) {
 	d := &Host{
 		cfg: cfg, log: cfg.Log, machine: cfg.Machine, features: cfg.Machine.Features(),
@@ -70,7 +70,7 @@ func newRecords(n *Node, base int64) *records {
 	return r
 }
 
-// Close releases what New has opened.
+// Close closes the files that New has opened.
 func (d *Host) Close() error {
 	var errs []error
 	if d.exe != nil {
@@ -94,14 +94,14 @@ func (d *Host) Start() <-chan error {
 	return done
 }
 
-// Accept takes attachments on the attachment socket until ctx ends. An attachment that
-// stands goes on until it is ended.
+// Accept serves the attachment socket until ctx ends. Attachments that stand then go on until
+// they are ended.
 func (d *Host) Accept(ctx context.Context, l *net.UnixListener) error {
 	return attach.Serve(ctx, l, d.handle, func() { d.dropped.Add(1) })
 }
 
-// ServeNode delivers a node's interrupts until ctx ends. A device that goes ends
-// the node's attachments; where it may come back it is waited for.
+// ServeNode delivers a node's interrupts until ctx ends. If the device goes, it ends the
+// node's attachments, and waits for the device if that may come back.
 func (d *Host) ServeNode(ctx context.Context, n *Node) error {
 	var gone atomic.Int64 // how often the device has gone
 	for {
@@ -122,7 +122,7 @@ func (d *Host) ServeNode(ctx context.Context, n *Node) error {
 		}
 		n.bus.Post(func() {
 			if err := n.initialize(); err != nil {
-				// Gone again, which Serve finds out; or not a device of ours.
+				// The device is gone again, which Serve will report, or is of another kind.
 				d.log.Error("the device came back and cannot be used", "node", n.index, "err", err)
 				return
 			}
@@ -134,7 +134,7 @@ func (d *Host) ServeNode(ctx context.Context, n *Node) error {
 	}
 }
 
-// endNode ends a node's sessions and waits until they are over.
+// endNode ends a node's sessions and waits for them.
 func (d *Host) endNode(ctx context.Context, n *Node) {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()

@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// Info describes an attachment. What it counts has happened since the process attached.
+// Info describes an attachment. Its counts begin when the process attached.
 type Info struct {
 	Process   *proc.Process
 	Method    pagein.Method
@@ -17,7 +17,7 @@ type Info struct {
 	AgeNS     int64
 	Faults    fault.Counts
 	Gone      tally.Invalidated
-	Transfers *tally.Sum // nil: the machine counts none
+	Transfers *tally.Sum // nil: the machine does not count them
 }
 
 // Attached describes the attachment that has a slot, nil if there is none. On the owning
@@ -38,8 +38,8 @@ func (n *Node) Attached(slot int) *Info {
 	return i
 }
 
-// End ends the attachment that has a slot. The channel that it returns is closed when the
-// slot is free; nil: no attachment has it, or it ends already. On the owning goroutine.
+// End ends the attachment that has a slot, and returns a channel that is closed when the slot
+// is free; nil: no attachment has it. On the owning goroutine.
 func (n *Node) End(slot int, r attach.Reason) <-chan struct{} {
 	s := n.sessions[slot]
 	if s == nil {
@@ -80,8 +80,8 @@ func (n *Node) Counts() Counts {
 	return c
 }
 
-// tellCounts writes what is known of the process's faults into its pages. On the
-// owning goroutine.
+// tellCounts writes the counts of the process's faults into its pages. On the owning
+// goroutine.
 func (s *session) tellCounts() {
 	now, gone := s.counts(), s.invalidated()
 	s.memory.SetFaultCounts(attach.FaultCounts{
@@ -97,7 +97,7 @@ func (s *session) counts() fault.Counts {
 	return now.Less(&s.joined.base)
 }
 
-// gone returns what the machine has seen taken away of a slot.
+// gone returns the invalidations of a slot that the machine has seen.
 func (n *Node) gone(slot int) (i tally.Invalidated) {
 	if count := n.d.features.Invalidations; count != nil {
 		i = count(n.index)[slot]
@@ -105,13 +105,13 @@ func (n *Node) gone(slot int) (i tally.Invalidated) {
 	return i
 }
 
-// invalidated returns what was taken away of the process's memory since it attached, as
-// far as the machine sees it or its userfaultfds tell. On the owning goroutine.
+// invalidated returns the invalidations of the process's memory since it attached that the
+// machine or its userfaultfds have seen. On the owning goroutine.
 func (s *session) invalidated() tally.Invalidated {
 	return s.n.gone(s.joined.domain.Slot).Less(s.joined.gone).Plus(s.told())
 }
 
-// told returns what its userfaultfds tell.
+// told returns the invalidations that its userfaultfds have seen.
 func (s *session) told() (i tally.Invalidated) {
 	if s.regions != nil {
 		i.Calls, i.Conflicts = s.regions.Seen()

@@ -17,48 +17,47 @@ import (
 	"github.com/exanet/pfd/view"
 )
 
-// Machine is what the daemon needs from what lies behind device.Bus: emu's
-// engine, or a fake with a map of registers in tests. One goroutine owns the
-// windows of all nodes.
+// Machine is what stands behind device.Bus: emu's engine, devices elsewhere (mediate), or a
+// fake with a map of registers in tests. A goroutine of the machine's owns the windows.
 type Machine interface {
-	// Nodes gives the number of nodes.
+	// Nodes returns the number of nodes.
 	Nodes() int
-	// Bus gives the way to a node.
+	// Bus returns the bus to a node.
 	Bus(node int) device.Bus
 	// Run drives the machine until ctx ends (it then returns nil) or it fails.
 	Run(ctx context.Context) error
 
-	// Attach ties a process's pages to a slot. Called on the owning goroutine.
+	// Attach assigns a process's pages to a slot. Called on the owning goroutine.
 	Attach(node, slot int, a *Attachment) error
-	// Detach undoes it: after it the machine does not touch the attachment any
-	// more. Called on the owning goroutine, after the slot is quiet.
+	// Detach undoes Attach: the machine does not touch the attachment any more. Called on the
+	// owning goroutine, when the slot has no access in flight.
 	Detach(node, slot int)
 
-	// Features returns what this machine can do besides, always the same. Any
+	// Features returns the optional features of the machine, which never change. Any
 	// goroutine may call it.
 	Features() Features
 }
 
-// Features is what not every Machine can do; it cannot where a field is nil. The functions
-// are called on the goroutine that owns the node where they do not say otherwise.
+// Features are what not every Machine can do. A nil field is a missing feature. The functions
+// are called on the owning goroutine unless they say otherwise.
 type Features struct {
-	// Sharing is the machine's where its devices do not see the processes' page tables.
+	// Sharing is set if the devices do not see the processes' page tables.
 	Sharing Sharing
-	// NewView makes a session's view of what its process shares, whose page tables b
-	// bounds: the machine reaches that memory by itself. Any goroutine may call it.
+	// NewView returns a view of the memory that a process shares, whose page tables b bounds.
+	// The machine accesses that memory by it. Any goroutine may call it.
 	NewView func(b view.Budget) (*view.View, error)
-	// Reconnect waits until a node's device is there again, or ctx ends: devices live
-	// elsewhere, and go and come back. Any goroutine may call it.
+	// Reconnect waits until a node's device, which is elsewhere, is back, or ctx ends. Any
+	// goroutine may call it.
 	Reconnect func(ctx context.Context, node int) error
 	// Server returns the pid of the process of this machine that serves a node, 0 if
 	// there is none.
 	Server func(node int) int
 
-	// Accesses counts how the machine reaches processes' memory.
+	// Accesses counts accesses to processes' memory.
 	Accesses func(node int) emu.Accesses
 	// Ended counts the transfers that have ended.
 	Ended func(node int) *tally.Node
-	// Invalidations counts the pages of each slot that have been taken away.
+	// Invalidations counts the pages of each slot that were invalidated.
 	Invalidations func(node int) [device.Slots]tally.Invalidated
 	// Transactions returns the transactions of a node that are in flight; now is the
 	// clock, in ns, of their times.
@@ -69,33 +68,33 @@ type Features struct {
 	// Recording reports whether the nodes' inputs are still being recorded. Any
 	// goroutine may call it.
 	Recording func() bool
-	// Log is where the machine keeps the records of faults and refused blocks; it
-	// shows them itself when it has time.
+	// Log is the machine's log of faults and refused blocks. The machine shows it when it is
+	// idle.
 	Log *trace.Log
-	// Tap has f called with each frame that a node sends and the time, in ns since
-	// 1970; nil ends that. f does not block and keeps nothing. Any goroutine may call
-	// Tap.
+	// Tap makes the machine call f with each frame that a node sends and the time, in ns
+	// since 1970; nil ends that. f must not block and must not keep the frame. Any goroutine
+	// may call Tap.
 	Tap func(f func(at int64, f *wire.Frame))
 }
 
-// Attachment is what the machine gets of a process.
+// Attachment is what a machine needs of a process.
 type Attachment struct {
 	Pages   *attach.Pages // descriptors, doorbell, packetizer, wake flags
-	Wake    int           // eventfd by which the process wakes a sleeping pfd
+	Wake    int           // eventfd that wakes pfd
 	Process *proc.Process // its memory
-	// Port, where it is not nil, is the way to its memory in place of Process.
+	// Port, if it is not nil, replaces Process: its helper accesses its memory.
 	Port *memport.Port
-	// View, where it is not nil, is what the process shares of it.
+	// View, if it is not nil, is the memory that the process shares.
 	View *view.View
-	// ReadOnly is what the process shares for reading alone.
+	// ReadOnly is the memory that the process shares read-only.
 	ReadOnly *view.ReadOnly
 	UID      uint32 // of its user
 	PID      int    // its own, for traces
-	// Gone is called on the owning goroutine when the machine finds that the
-	// process's address space is gone (exit or exec). It does not block.
+	// Gone is called on the owning goroutine when the machine finds that the process's address
+	// space is gone (exit or exec). It does not block.
 	Gone func()
 	// Declined is called on the owning goroutine with each RAPF with the fail bit that the
-	// process wants sent, to source; where it is true, the RAPF is not sent. It does not block.
+	// process sends to source. If it returns true, the RAPF is dropped. It does not block.
 	Declined func(source device.NodeID, r mailbox.RAPF) bool
 	Log      *slog.Logger // names node, process and user; nil: the machine's
 }

@@ -38,8 +38,8 @@ func (n *Node) start() error {
 	if err := n.domains.Init(); err != nil {
 		return err
 	}
-	// Init leaves vectors 2 and 3 masked. 2 is served here; 3 stays masked where
-	// processes see their descriptors change and nobody in pfd waits for it.
+	// Init leaves vectors 2 and 3 masked. 2 is served here; 3 stays masked if the processes
+	// see their descriptors change without pfd.
 	mask := r.Read32(device.PL, device.PLIRQMask)
 	if r.Err != nil {
 		return r.Err
@@ -65,7 +65,7 @@ func (n *Node) start() error {
 	return nil
 }
 
-// observe takes a fault whose outcome is final. On the owning goroutine; it never blocks.
+// observe handles a fault whose outcome is final. On the owning goroutine; it never blocks.
 func (n *Node) observe(rec *fault.Record) {
 	n.records.fault(rec)
 	if s := n.sessions[rec.Slot]; s != nil {
@@ -74,8 +74,8 @@ func (n *Node) observe(rec *fault.Record) {
 	n.d.cfg.Observe(n, rec)
 }
 
-// maxDrain bounds the messages taken from one mailbox by one interrupt: its
-// depth. What is left raises the vector again.
+// maxDrain bounds the messages that one interrupt takes from one mailbox. The rest raises the
+// vector again.
 const maxDrain = device.MailboxDepth
 
 // Interrupt implements device.Handler.
@@ -89,7 +89,7 @@ func (n *Node) Interrupt(vector int) {
 		n.drain()
 		n.clear(vector)
 	case device.VectorDone:
-		// Masked: processes learn of it by their pages.
+		// Masked, or the machine serves it.
 		n.clear(vector)
 	}
 }
@@ -102,8 +102,8 @@ func (n *Node) pid(slot int) uint32 {
 	return 0
 }
 
-// drain takes what stands in pfd's mailboxes: 3 is other pfds'; the rest is only
-// counted, so that a full one never blocks its senders.
+// drain takes the messages out of pfd's mailboxes. Mailbox 3 is for other pfds; messages in
+// the others are only counted, so that a full mailbox never blocks its senders.
 func (n *Node) drain() {
 	var words [device.PktzMaxWords]uint64
 	for i := device.MailboxDriver; i < device.MailboxProcess; i++ {
@@ -129,13 +129,13 @@ func (n *Node) drain() {
 	}
 }
 
-// clear clears the latched cause of a vector; where it still holds the device
-// sets it again at once (spec/hardware.md 3, IRQ_STATUS).
+// clear clears the latched cause of a vector. A cause that persists is set again at once
+// (spec/hardware.md 3, IRQ_STATUS).
 func (n *Node) clear(vector int) {
 	n.fail(n.bus.Window(device.PL).Write32(device.PLIRQStatus, 1<<vector))
 }
 
-// fail keeps the first error of an interrupt and logs it once.
+// fail keeps and logs the first error of an interrupt.
 func (n *Node) fail(err error) {
 	if err != nil && n.broken == nil {
 		n.broken = err

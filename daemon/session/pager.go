@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/netlink"
 )
 
-// pager is the process's Pager; it notices when the address space is gone.
+// pager is a Pager that ends the session when the address space is gone.
 type pager struct {
 	fault.Pager
 	s *session
@@ -44,7 +44,7 @@ type noticing struct {
 
 func (n noticing) Wait() gup.Result { return n.p.noticed(n.Question.Wait()) }
 
-// delegate asks the process to page in by itself.
+// delegate asks the process to page in itself.
 type delegate struct {
 	n    *Node
 	port uint32
@@ -52,13 +52,13 @@ type delegate struct {
 
 func (s *session) delegate() delegate { return delegate{s.n, s.port} }
 
-// Ask implements fault.Delegate. Pagers ask from goroutines of their own.
+// Ask implements fault.Delegate. It is safe for concurrent use.
 func (d delegate) Ask(f netlink.Fault) error {
 	_, err := d.numbered(f)
 	return err
 }
 
-// numbered is Ask, and gives the message's number.
+// numbered is like Ask, and returns the message's number.
 func (d delegate) numbered(f netlink.Fault) (uint32, error) {
 	d.n.asking.Lock()
 	defer d.n.asking.Unlock()

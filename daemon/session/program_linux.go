@@ -11,11 +11,11 @@ import (
 	"github.com/exanet/pfd/internal/limits"
 )
 
-// copyOf returns what processes run as their memory helper, of which exe is the
-// program. Its descriptor goes to every process that needs one. Root's is a sealed
-// copy: a process of uid 0 with few rights could reopen the file itself for
-// writing. For any other user it is the file, since a process runs only what
-// belongs to root or to itself (package attach).
+// copyOf returns the program that processes run as their memory helper, made from exe. Every
+// process that needs a helper gets its descriptor. A pfd of root's returns a sealed copy: a
+// process of uid 0 with few rights could reopen the file itself for writing. Any other pfd
+// returns the file, since a process runs only a program of root's or its own user's (package
+// attach).
 func copyOf(exe *os.File) (*os.File, error) {
 	if os.Geteuid() != 0 {
 		return exe, nil
@@ -25,10 +25,10 @@ func copyOf(exe *os.File) (*os.File, error) {
 		fd, err = unix.MemfdCreate("pfd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	}
 	if err != nil {
-		return exe, nil // vm.memfd_noexec forbids programs in memory: as for any other user
+		return exe, nil // vm.memfd_noexec forbids programs in memory
 	}
 	m := os.NewFile(uintptr(fd), "pfd")
-	// Read and written: pfd's sandbox has no system call that copies by itself.
+	// Copy by read and write: pfd's sandbox permits no system call that copies.
 	_, err = io.Copy(struct{ io.Writer }{m}, io.NewSectionReader(exe, 0, 1<<62))
 	if err == nil {
 		err = m.Chmod(0o555)
@@ -38,7 +38,7 @@ func copyOf(exe *os.File) (*os.File, error) {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 	}
 	if err != nil {
-		_ = m.Close() // of no use
+		_ = m.Close()
 		return nil, fmt.Errorf("a copy of our own program: %w", limits.Explain(err))
 	}
 	return m, nil

@@ -20,14 +20,13 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// helperTime is how much of a handshake's time a process may take to start its memory
-// helper (ours): it reads a refusal before the time is over.
+// helperTime returns how much of a handshake's time a process may take to start its memory
+// helper, so that it can still read a refusal. The factor is defined by this project.
 func helperTime(handshake time.Duration) time.Duration { return handshake / 5 * 3 }
 
-// reach finds the way to the process's memory. pfd touches it by itself only
-// where it has the rights of the process's user and no others, so that the
-// kernel judges each access as it would for that user; else the process starts a
-// helper that has them (package memport).
+// reach chooses the way to the process's memory. pfd touches it itself only if it has exactly
+// the rights of the process's user, so that the kernel judges each access as it would for that
+// user. Otherwise the process starts a helper with its own rights (package memport).
 func (s *session) reach(peer attach.Peer) error {
 	err := properKeeper(peer)
 	if err != nil {
@@ -46,8 +45,8 @@ func (s *session) reach(peer attach.Peer) error {
 		case !errors.Is(err, proc.ErrPermission) && !errors.Is(err, proc.ErrUnproven) && !errors.Is(err, proc.ErrFiltered):
 			return refusal(attach.CodeInternal, "pfd: opening the process: %v: try again; see its log", limits.Explain(err))
 		}
-		// Yama, a process that is not dumpable, or a filter of pfd's that refuses kcmp or process_vm_readv: its own
-		// helper may do better.
+		// Yama, a process that is not dumpable, or a seccomp filter of pfd's refuses: the
+		// process's own helper may be permitted.
 	}
 	if s.process, err = proc.Look(peer.PIDFD); limits.Remedy(err) != "" {
 		return refusal(attach.CodeInternal, "pfd: opening the process: %v: see its log", limits.Explain(err))
@@ -57,8 +56,8 @@ func (s *session) reach(peer attach.Peer) error {
 	return s.startHelper()
 }
 
-// ServeMemory is a memory helper (attach.HelperCommand): it serves the memory of
-// the process that started it until pfd closes its socket.
+// ServeMemory runs a memory helper (attach.HelperCommand): it serves the memory of the process
+// that started it until pfd closes its socket.
 func ServeMemory() error {
 	return memport.Serve(memport.Descriptors{
 		Port: attach.HelperPort, Socket: attach.HelperSocket, Wake: attach.HelperWake,
@@ -66,10 +65,10 @@ func ServeMemory() error {
 	})
 }
 
-// IsMemoryHelper tells whether arguments are those of a memory helper.
+// IsMemoryHelper reports whether arguments are those of a memory helper.
 func IsMemoryHelper(args []string) bool { return len(args) == 2 && args[1] == attach.HelperCommand }
 
-// startHelper has the process start its helper, and waits until it is ready.
+// startHelper makes the process start its helper, and waits until it is ready.
 func (s *session) startHelper() error {
 	port, socket, err := memport.New()
 	if err != nil {
@@ -91,8 +90,8 @@ func (s *session) startHelper() error {
 	return nil
 }
 
-// properKeeper refuses the process itself as its own keeper: it may execute
-// another program, and the name would be that program's.
+// properKeeper refuses a process that is its own keeper: after an exec its name would stand
+// for another program's memory.
 func properKeeper(peer attach.Peer) error {
 	pid, err := proc.PIDOf(peer.PIDFD)
 	keeper, keeperErr := proc.PIDOf(peer.Keeper)
@@ -109,12 +108,12 @@ func properKeeper(peer attach.Peer) error {
 	return nil
 }
 
-// byMachine tells whether the machine pages in by the process's helper.
+// byMachine reports whether the machine pages in by the process's helper.
 func (s *session) byMachine() bool {
 	return s.memport != nil && s.d.features.Sharing == nil && s.method != pagein.Populate
 }
 
-// looker returns the process's memory, to be looked at.
+// looker returns the way to look at the process's memory.
 func (s *session) looker() gup.Looker {
 	if s.memport != nil {
 		return s.memport
@@ -122,9 +121,8 @@ func (s *session) looker() gup.Looker {
 	return s.process
 }
 
-// ownRights tells whether pfd has the rights of the peer's user and no more: the
-// same user and group, and no capability that the peer has not in the same user
-// namespace.
+// ownRights reports whether pfd has the rights of the peer's user and no more: the same user,
+// group and user namespace, and no capability that the peer lacks.
 func ownRights(peer attach.Peer) bool {
 	if !uids.Own(peer.UID) || int(peer.GID) != os.Getegid() {
 		return false
@@ -144,11 +142,11 @@ func ownRights(peer attach.Peer) bool {
 	}
 	a, aErr := os.Readlink("/proc/self/ns/user")
 	b, bErr := os.Readlink("/proc/" + name + "/ns/user")
-	// The number was the peer's all the time if the peer is there still.
+	// If the peer is still alive, the pid named it all the time.
 	return aErr == nil && bErr == nil && a == b && proc.Alive(peer.PIDFD)
 }
 
-// capabilities reads one of the capability sets of a process (proc(5)).
+// capabilities reads a capability set of a process (proc(5)).
 func capabilities(pid, set string) (uint64, error) {
 	b, err := os.ReadFile("/proc/" + pid + "/status")
 	if err != nil {
@@ -157,7 +155,7 @@ func capabilities(pid, set string) (uint64, error) {
 	return procstatus.Mask(b, set)
 }
 
-// exitFile makes a duplicate of a pidfd that the runtime can wait on.
+// exitFile duplicates a pidfd into a file that the runtime can wait on.
 func exitFile(pidfd int) (*os.File, error) {
 	fd, err := unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

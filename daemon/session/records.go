@@ -6,10 +6,10 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// records is where a node's fault records go. On the owning goroutine.
+// records adds a node's faults to the trace. It belongs to the owning goroutine.
 type records struct {
 	log     *trace.Log
-	post    func(func()) // shows what waits when the owner has nothing else to do; nil: the machine does
+	post    func(func()) // defers a show until the owner is idle; nil: the machine shows
 	base    int64        // CLOCK_MONOTONIC at time 0 of Config.Now
 	due     bool         // a show is posted
 	id      func() device.NodeID
@@ -17,7 +17,7 @@ type records struct {
 	server  func() int            // the pid of the process that serves the node; nil: this one does
 }
 
-// begin takes that the node's device is there, perhaps another one than before.
+// begin handles that the node's device is there, which may be another one than before.
 func (r *records) begin() {
 	if r.server == nil {
 		return
@@ -40,7 +40,7 @@ func (r *records) add(rec *trace.Record) {
 	}
 }
 
-// abs gives a time of the daemon's clock by CLOCK_MONOTONIC.
+// abs converts a time of Config.Now to CLOCK_MONOTONIC; 0 stays 0.
 func (r *records) abs(t int64) int64 {
 	if t == 0 {
 		return 0
@@ -48,7 +48,7 @@ func (r *records) abs(t int64) int64 {
 	return r.base + t
 }
 
-// fault records a fault whose outcome is final.
+// fault records a fault whose outcome is final, if a tracer is attached.
 func (r *records) fault(f *fault.Record) {
 	if !trace.On() {
 		return
@@ -77,7 +77,7 @@ func (r *records) fault(f *fault.Record) {
 	r.add(&rec)
 }
 
-// pageIn records a page-in that has ended.
+// pageIn records a page-in that has ended, if a tracer is attached.
 func (r *records) pageIn(p *fault.PageIn) {
 	if !trace.On() {
 		return

@@ -21,14 +21,13 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// handle is one connection to the attachment socket. ctx ends when pfd takes no
-// attachments any more; a session that stands goes on until it is ended.
+// handle serves one connection to the attachment socket. ctx ends when pfd accepts no more
+// attachments; an attachment that stands goes on until it is ended.
 func (d *Host) handle(ctx context.Context, c *attach.Conn) {
 	uid := c.Peer().UID
 	if !d.handshakes.Take(uid) {
-		// The hello is read first: closing a socket with unread data resets it,
-		// and the client would never see the refusal. attach.Serve bounds how
-		// many wait here.
+		// Read the hello first: closing a socket with unread data resets it, and the client
+		// would never see the refusal. attach.Serve bounds the connections that wait here.
 		hctx, cancel := context.WithTimeout(ctx, d.cfg.Settings().HandshakeTime)
 		defer cancel()
 		if _, err := c.AwaitHello(hctx); err != nil {
@@ -51,7 +50,7 @@ func (d *Host) handle(ctx context.Context, c *attach.Conn) {
 	s.log.Info("ended", logs.KeyReason, reason)
 }
 
-// refuse answers a connection that gets no attachment, and counts it.
+// refuse counts and answers a connection that gets no attachment.
 func (d *Host) refuse(c *attach.Conn, err error) {
 	d.refused.Add(1)
 	var r *attach.RefusedError
@@ -62,7 +61,7 @@ func (d *Host) refuse(c *attach.Conn, err error) {
 	}
 	d.log.Info("attachment refused", "pid", c.Peer().PID, logs.KeyUID, c.Peer().UID, logs.KeyReason, reason, "why", why)
 	if !answer {
-		return // answered already, or the peer has left
+		return // package attach has answered it, or the peer has left
 	}
 	if err := c.Refuse(r.Code, attach.TypeHello, r.Text); err != nil {
 		d.log.Debug("refusal not delivered", "pid", c.Peer().PID, "err", err)
@@ -77,8 +76,8 @@ func (d *Host) nodeNames() string {
 	return fmt.Sprintf("nodes %d to %d", d.nodes[0].ID(), d.nodes[len(d.nodes)-1].ID())
 }
 
-// begin takes a connection through its handshake. With an error nothing is
-// left behind; a *attach.RefusedError has still to be sent.
+// begin performs a connection's handshake. After an error nothing is left behind; the caller
+// must send an *attach.RefusedError.
 func (d *Host) begin(ctx context.Context, c *attach.Conn) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Settings().HandshakeTime)
 	defer cancel()
@@ -108,7 +107,7 @@ func (d *Host) begin(ctx context.Context, c *attach.Conn) (_ *session, err error
 		return nil, err
 	}
 	err = c.Offer(ctx, s.memory, int(s.faults.Fd()))
-	// The process has the socket now, or will never have it.
+	// The process has the socket now, or never will.
 	if err = errors.Join(err, s.faults.Close()); err != nil {
 		return nil, err
 	}
@@ -119,7 +118,7 @@ func (d *Host) begin(ctx context.Context, c *attach.Conn) (_ *session, err error
 	}
 	if newView := d.features.NewView; newView != nil {
 		if s.view, err = newView(tables{d, s.uid}); err != nil {
-			s.log.Debug("shared memory goes by the process's own table", "err", err)
+			s.log.Debug("pfd reaches shared memory by the process's page tables", "err", err)
 		}
 	}
 	if !d.enter(s) {
@@ -140,8 +139,8 @@ func (d *Host) begin(ctx context.Context, c *attach.Conn) (_ *session, err error
 	return s, nil
 }
 
-// open makes everything that needs no register: the process's descriptors, its
-// pages, its netlink socket.
+// open makes what needs no register: the process's descriptors, its pages and its netlink
+// socket.
 func (s *session) open(peer attach.Peer) error {
 	var err error
 	if s.exit, err = exitFile(peer.PIDFD); err != nil {
@@ -151,7 +150,7 @@ func (s *session) open(peer attach.Peer) error {
 		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 	}
 	if s.method == pagein.Populate {
-		// A page-in may go on when the attachment has ended, and look at it still.
+		// A page-in that outlasts the attachment still reads it.
 		if s.served, err = attach.MapMemory(s.memory.FD()); err != nil {
 			return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 		}
@@ -162,11 +161,11 @@ func (s *session) open(peer attach.Peer) error {
 	return nil
 }
 
-// join gives the session a domain and ties it to machine and fault driver: all
+// join creates the session's domain and attaches it to the machine and the fault driver: all
 // of it or nothing. On the owning goroutine.
 func (s *session) join(hello *attach.Hello) error {
 	n := s.n
-	// A device that is back answers before it is initialized, which ends all domains.
+	// A device that is back answers before its initialization, which ends all domains.
 	if err := s.checkDevice(); err != nil {
 		return err
 	}
@@ -195,7 +194,7 @@ func (s *session) join(hello *attach.Hello) error {
 		Slot: dom.Slot, PDID: dom.PDID,
 		Policy: s.policy, Method: s.method,
 		Pager: s.pagerFor(dom.Slot), ByMachine: s.byMachine(),
-		// Both are given whatever the method is: the driver chooses.
+		// The driver chooses between Pager and Delegate by the method.
 		Delegate: s.delegateFor(dom.Slot),
 		Forbids:  func(page device.VA) bool { return s.readOnly.Forbids(page, device.PageSize) },
 	})
@@ -208,8 +207,8 @@ func (s *session) join(hello *attach.Hello) error {
 	return nil
 }
 
-// joinRefusal puts a code to why join failed. The texts of package domain end
-// with the remedy.
+// joinRefusal adds a code to the error of join. The texts of package domain end with the
+// remedy.
 func joinRefusal(err error) error {
 	code := attach.CodeInternal
 	var r *attach.RefusedError
@@ -230,7 +229,7 @@ func joinRefusal(err error) error {
 	return refusal(code, "%v", err)
 }
 
-// welcome tells the process what it has.
+// welcome sends the process its welcome.
 func (s *session) welcome() error {
 	dom := &s.joined.domain
 	w := attach.Welcome{
@@ -248,9 +247,9 @@ func (s *session) welcome() error {
 	return s.conn.Welcome(w)
 }
 
-// brokenOff gives the reason of an attachment whose connection ended with err: who
-// sends what is no message, or takes no answer, broke the protocol; what pfd
-// cannot read for a reason of the kernel's is nobody's fault.
+// brokenOff returns the reason of an attachment whose connection ended with err. A process
+// that sends an invalid message, or reads no answer, broke the protocol; an error of the
+// kernel's is not the process's fault.
 func brokenOff(err error) attach.Reason {
 	switch {
 	case errors.Is(err, attach.ErrMessage), errors.Is(err, attach.ErrValue), errors.Is(err, attach.ErrVersion),
@@ -262,8 +261,8 @@ func brokenOff(err error) attach.Reason {
 	return attach.ReasonLost
 }
 
-// wait sleeps until the attachment ends: the process closes its socket, dies, or
-// has left its address space; the device or pfd ends.
+// wait blocks until the attachment ends: the process closes its socket, dies or leaves its
+// address space, or the device or pfd ends.
 func (s *session) wait() attach.Reason {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watchers sync.WaitGroup
@@ -285,19 +284,19 @@ func (s *session) wait() attach.Reason {
 	}
 	reason := <-s.ended
 	cancel()
-	// Closing wakes the watchers; there is nothing else to learn from them.
+	// Closing wakes the goroutines that watch them.
 	_ = s.exit.Close()
 	_ = s.keeper.Close()
 	watchers.Wait()
 	return reason
 }
 
-// abandonTime is how long a memory helper may take for what is under way when
-// its attachment ends (ours).
+// abandonTime bounds the wait for a memory helper's requests in flight when its attachment
+// ends. Defined by this project.
 const abandonTime = 200 * time.Millisecond
 
-// leave takes the attachment down: no more page-ins, no more accesses; when the
-// last access in flight is over the machine lets go; then the process is told.
+// leave ends the attachment. Page-ins and accesses stop; after the last access in flight the
+// machine detaches; then the process is told.
 func (s *session) leave(reason attach.Reason) {
 	s.end(reason)
 	text := reason.String()
@@ -325,8 +324,7 @@ func (s *session) leave(reason attach.Reason) {
 		close(s.leaving)
 	})
 	if s.memport != nil {
-		// What its helper does not answer within a while it never will: the helper
-		// ends with its socket.
+		// A helper that does not answer in time never will: it ends with its socket.
 		abandon := time.AfterFunc(abandonTime, func() {
 			s.memport.Abandon()
 			n.bus.Post(func() {})
@@ -342,8 +340,8 @@ func (s *session) leave(reason attach.Reason) {
 		}
 		s.close()
 	case <-s.d.stopped:
-		// The machine has stopped with an access still under way somewhere in
-		// the kernel: what it uses stays mapped until pfd exits.
+		// The machine has stopped while an access is in flight in the kernel: what that uses
+		// stays mapped until pfd exits.
 		s.memory.End(reason)
 		s.memory, s.process, s.memport, s.view = nil, nil, nil, nil
 		if err := s.conn.End(reason, text); err != nil {
@@ -353,8 +351,8 @@ func (s *session) leave(reason attach.Reason) {
 	s.d.exit(s)
 }
 
-// unregister gives the userfaultfds up that are registered for the process's memory: when it
-// is told of the end it may have its own there.
+// unregister closes the userfaultfds that are registered for the process's memory. The process
+// may register its own once it has been told of the end.
 func (s *session) unregister() {
 	var errs []error
 	if s.regions != nil {
@@ -369,7 +367,7 @@ func (s *session) unregister() {
 	}
 }
 
-// close gives everything of open back. It may be called again.
+// close releases what begin has acquired. It may be called again.
 func (s *session) close() {
 	var errs []error
 	for _, f := range []*os.File{s.faults, s.exit, s.keeper} {
@@ -399,14 +397,14 @@ func (s *session) close() {
 	}
 }
 
-// giveUp is the end of a session that is listed and has no domain. Whoever joins its
-// group at this moment need not prove anything to it.
+// giveUp ends a session that is listed and has no domain. A process that joins its group at
+// this moment has nothing to prove to it.
 func (s *session) giveUp() {
 	close(s.leaving)
 	s.d.exit(s)
 }
 
-// waitExit waits until the process behind a pidfd is dead (nil), or f is closed.
+// waitExit waits until the process of a pidfd is dead (nil), or f is closed.
 func waitExit(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

@@ -26,14 +26,14 @@ import (
 	"github.com/exanet/pfd/view"
 )
 
-// Config is what the daemon gives its Host.
+// Config configures a Host.
 type Config struct {
 	Machine  Machine
 	Log      *slog.Logger
 	Groups   *domain.Directory
 	Now      func() int64    // a monotonic clock, nanoseconds
 	Settings func() Settings // as they are now
-	// Bus, where it is not nil, returns a bus that stands before a node's own.
+	// Bus, where it is not nil, wraps a node's bus.
 	Bus func(b device.Bus, node int) device.Bus
 	// Observe is called on the owning goroutine with each fault whose outcome is final. It
 	// does not block.
@@ -42,10 +42,10 @@ type Config struct {
 	FromPeer func(*Node, mailbox.Source, []uint64)
 }
 
-// Settings are the parts of pfd's configuration that nodes and attachments use.
+// Settings are the parts of pfd's configuration that nodes and attachments read.
 type Settings struct {
 	TimeoutUS, GuardUS, Outstanding uint32
-	SourceTimeout                   bool // a source fault's block is sent again by its time-out
+	SourceTimeout                   bool // the time-out of a source fault's block retransmits it
 	Stall                           bool // an access that faults waits in the SMMU
 	HandshakeTime                   time.Duration
 	HandshakesPerUID                int
@@ -60,7 +60,7 @@ type Host struct {
 	nodes    []*Node
 
 	exe        *os.File                 // pfd's executable
-	program    func() (*os.File, error) // what memory helpers run; made when one is needed
+	program    func() (*os.File, error) // of the memory helpers; made when the first is needed
 	handshakes *quota.Quota
 	regions    *quota.Quota // userfaultfds that are served
 	shares     *quota.Quota // ranges that are shared
@@ -70,7 +70,7 @@ type Host struct {
 	refused    atomic.Uint64
 	dropped    atomic.Uint64 // connections
 
-	// stopped is closed when the owning goroutine runs posted functions no more.
+	// stopped is closed when the owning goroutine has ended.
 	stopped chan struct{}
 
 	mu       sync.Mutex
@@ -96,7 +96,7 @@ type Node struct {
 	sessions [device.Slots]*session
 	former   [device.Slots][]Tenancy // attachments that have ended, the oldest first
 
-	asking sync.Mutex      // of sender, but for its counters
+	asking sync.Mutex      // guards sender, except its counters
 	sender *netlink.Sender // of fault messages to delegates
 	strays uint64          // messages of others to its socket
 
@@ -107,14 +107,13 @@ type Node struct {
 	attached, ended uint64
 
 	started atomic.Bool // it has been initialized once
-	down    atomic.Bool // its device is gone and waited for
+	down    atomic.Bool // its device is gone, and pfd waits for it
 
 	records *records // of the faults, shown to tracers
 }
 
-// session is one attachment from its hello to its end. Its fields are set
-// before it is joined to its node and do not change after; what the owning
-// goroutine knows of it is in joined.
+// session is one attachment from its hello to its end. Its fields are set before it joins its
+// node and do not change after, except where a comment names their owner.
 type session struct {
 	d      *Host
 	n      *Node
@@ -126,29 +125,29 @@ type session struct {
 
 	group      member        // of its group; set before the session is listed
 	lateProofs atomic.Int32  // reads of its proof that outlasted proofTime
-	process    *proc.Process // its memory; only looked at where there is a port
-	memport    *memport.Port // its memory by a helper of its own; nil: pfd reaches it itself
-	view       *view.View    // what it shares of it; nil: the machine has tables of it, or the kernel gives no view
-	readOnly   view.ReadOnly // what it shares for reading alone, where the machine sees its tables
+	process    *proc.Process // its memory; with a memport pfd does not touch it by this
+	memport    *memport.Port // its memory by its own helper; nil: pfd touches it itself
+	view       *view.View    // the part that it shares; nil: the machine has tables of it, or the kernel supports no view
+	readOnly   view.ReadOnly // the part that it shares read-only, if the machine sees its page tables
 	memory     *attach.Memory
-	faults     *os.File // the process's netlink socket, until it has been handed over
+	faults     *os.File // the process's netlink socket, until the process has it
 	port       uint32   // its port id
 	exit       *os.File // duplicate of the pidfd: readable when the process is dead
-	keeper     *os.File // the same of its keeper: readable when nothing names its memory any more
+	keeper     *os.File // the same for its keeper: readable when nothing names its memory any more
 
 	regions *gup.Regions  // of method uffd, set by join
-	served  *attach.Pages // of method populate: a mapping that outlives the session's own
+	served  *attach.Pages // of method populate: a second mapping, which may outlive the session's own
 
 	shares  int // ranges it shares; the connection's reader owns it, and at the end the node's owner
-	watched int // those of the view's that have a userfaultfd; owned as shares is
+	watched int // of its view, those that have a userfaultfd; owned as shares is
 	watches watches
 
 	joined joined // set by join, on the owning goroutine
 
 	once    sync.Once
 	ended   chan attach.Reason
-	why     string        // more than the reason says, "" nothing; set before ended is
-	leaving chan struct{} // closed when the domain begins nothing any more
+	why     string        // details of the reason, or ""; set before ended
+	leaving chan struct{} // closed when the domain starts no more accesses
 	left    chan struct{} // closed when the domain is gone
 }
 
@@ -156,20 +155,20 @@ type session struct {
 type member struct {
 	name    string
 	key     [attach.KeySize]byte
-	proof   [attach.ProofSize]byte // lies at proofVA in its memory
+	proof   [attach.ProofSize]byte // stands at proofVA in its memory
 	proofVA device.VA
 }
 
-// watches are the userfaultfds by which a session learns that its process has unmapped what it
-// shares with a device that has tables of it.
+// watches are the userfaultfds by which a session learns that its process has unmapped memory
+// that it shares with a device that has tables of it.
 type watches struct {
 	mu    sync.Mutex
 	holes map[device.VA]*uffd.Holes // by where the range begins
-	gone  map[device.VA]uint64      // size of what was unmapped and not unshared since, at most shadow.MaxShares
-	ended int                       // number of these that the session still counts
+	gone  map[device.VA]uint64      // sizes of ranges unmapped and not unshared since, at most shadow.MaxShares
+	ended int                       // shares that ended so, and that session.shares still counts
 }
 
-// joined is what a session got from its node.
+// joined is what a session has of its node.
 type joined struct {
 	domain domain.Domain
 	since  int64 // Config.Now
@@ -178,7 +177,7 @@ type joined struct {
 	gone   tally.Invalidated // of the slot, before it
 }
 
-// Tenancy is an attachment and its time, by Config.Now. PDID 0: none.
+// Tenancy is an attachment and its time by Config.Now. PDID 0: none.
 type Tenancy struct {
 	UID          uint32
 	PID          int
@@ -187,15 +186,15 @@ type Tenancy struct {
 	Since, Until int64
 }
 
-// errStopped says that the owning goroutine runs nothing any more.
+// errStopped says that the owning goroutine has ended.
 var errStopped = errors.New("pfd is stopping")
 
 // ownerTime bounds one wait for the goroutine that owns the windows.
 const ownerTime = 5 * time.Second
 
 // Own runs f on the goroutine that owns the node's windows and returns its error.
-// When ctx or the daemon ends before f has begun, Own returns that error and f never
-// runs; so f may write to what its caller goes on using.
+// If ctx or the Host ends before f has begun, Own returns that error and f never runs, so f
+// may write to variables of its caller.
 func (d *Host) Own(ctx context.Context, n *Node, f func() error) error {
 	const queued, taken, givenUp = 0, 1, 2
 	var state atomic.Int32
@@ -217,7 +216,7 @@ func (d *Host) Own(ctx context.Context, n *Node, f func() error) error {
 	if state.CompareAndSwap(queued, givenUp) {
 		return err
 	}
-	// It runs now, and nothing that the owner runs blocks.
+	// f runs now, and nothing that the owner runs blocks.
 	return <-done
 }
 
@@ -240,13 +239,13 @@ func (d *Host) Each(ctx context.Context, index int, f func(n *Node) error) error
 	return nil
 }
 
-// Stop has Own fail from now on: the owning goroutine runs posted functions no more.
+// Stop makes Own fail from now on. The caller has ended the owning goroutine.
 func (d *Host) Stop() { close(d.stopped) }
 
-// Nodes returns the nodes, by their index.
+// Nodes returns the nodes by index.
 func (d *Host) Nodes() []*Node { return d.nodes }
 
-// Features returns the machine's.
+// Features returns the features of the machine.
 func (d *Host) Features() *Features { return &d.features }
 
 // Handshakes bounds the unfinished handshakes of each uid, and counts them.
@@ -269,25 +268,25 @@ func (d *Host) NodeByID(id device.NodeID) *Node {
 // Index returns the node's number in this pfd.
 func (n *Node) Index() int { return n.index }
 
-// ID returns the node id of its device, of the last one where that is gone.
+// ID returns the node id of its device, or of its last device if that is gone.
 func (n *Node) ID() device.NodeID { return device.NodeID(n.known.Load()) }
 
 // Caps returns its device's CAPS register.
 func (n *Node) Caps() uint64 { return n.caps.Load() }
 
-// Down reports whether its device is gone and waited for.
+// Down reports whether its device is gone and pfd waits for it.
 func (n *Node) Down() bool { return n.down.Load() }
 
-// Bus returns its registers.
+// Bus returns the bus to its registers.
 func (n *Node) Bus() device.Bus { return n.bus }
 
-// Domains returns its domain manager. On the owning goroutine.
+// Domains returns its domain manager, for use on the owning goroutine.
 func (n *Node) Domains() *domain.Manager { return n.domains }
 
 // Stats returns the counters of its fault driver. On the owning goroutine.
 func (n *Node) Stats() fault.Stats { return n.faults.Stats() }
 
-// enter lists a session, so that pfd's end finds it; false once pfd drains.
+// enter lists a session; false once pfd drains.
 func (d *Host) enter(s *session) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -320,7 +319,7 @@ func (d *Host) Attached(uid uint32) bool {
 	return false
 }
 
-// Drain admits no more sessions.
+// Drain refuses new sessions from now on.
 func (d *Host) Drain() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -333,7 +332,7 @@ func (d *Host) Drain() {
 // Draining returns a channel that Drain closes.
 func (d *Host) Draining() <-chan struct{} { return d.leaving }
 
-// End asks all sessions to end.
+// End ends all sessions. It does not wait for them.
 func (d *Host) End(r attach.Reason) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -342,11 +341,11 @@ func (d *Host) End(r attach.Reason) {
 	}
 }
 
-// Wait waits until no session is left.
+// Wait waits until no session is listed.
 func (d *Host) Wait() { d.sessions.Wait() }
 
-// end asks for the session's end. The first reason stays. It never blocks, and
-// any goroutine may call it.
+// end ends the session without waiting for it. The first reason stays. Any goroutine may call
+// it.
 func (s *session) end(r attach.Reason) { s.endWith(r, "") }
 
 // endWith is end with a text for people.

@@ -6,23 +6,23 @@ import (
 	"github.com/exanet/pfd/fault"
 )
 
-// formerTenants bounds the attachments of a slot that are remembered after their end: their
-// faults stay in the log for longer, and then belong to nobody. Defined by this project.
+// formerTenants bounds the attachments of a slot that pfd remembers after their end. Older
+// faults in the log belong to nobody. Defined by this project.
 const formerTenants = 32
 
-// had reports whether a fault was this attachment's.
+// had reports whether a fault belongs to the attachment.
 func (t *Tenancy) had(rec *fault.Record) bool {
 	return t.PDID == rec.PDID && rec.Began() >= t.Since && rec.Began() <= t.Until
 }
 
-// tenancyOf returns that of a session until now.
+// tenancyOf returns the session's tenancy until now.
 func (s *session) tenancyOf(now int64) Tenancy {
 	dom := &s.joined.domain
 	return Tenancy{UID: s.uid, PID: dom.PID, PDID: dom.PDID, Generation: dom.Generation, Since: s.joined.since, Until: now}
 }
 
-// formerly remembers the attachment of a session that ends, in the place of the oldest.
-// On the owning goroutine.
+// formerly remembers an attachment that has ended, in place of the oldest. On the owning
+// goroutine.
 func (n *Node) formerly(slot int, t Tenancy) {
 	list := &n.former[slot]
 	if len(*list) == formerTenants {
@@ -31,7 +31,7 @@ func (n *Node) formerly(slot int, t Tenancy) {
 	*list = append(*list, t)
 }
 
-// Tenant returns which attachment has a slot. On the owning goroutine.
+// Tenant returns the attachment that has a slot. On the owning goroutine.
 func (n *Node) Tenant(slot int) (t Tenancy) {
 	if s := n.sessions[slot]; s != nil {
 		t = s.tenancyOf(n.d.cfg.Now())
@@ -39,8 +39,8 @@ func (n *Node) Tenant(slot int) (t Tenancy) {
 	return t
 }
 
-// Owner returns the attachment that a fault belongs to: the one that has its slot, or that
-// had it then. On the owning goroutine.
+// Owner returns the attachment that had the slot of a fault at its time. On the owning
+// goroutine.
 func (n *Node) Owner(rec *fault.Record) Tenancy {
 	if rec.Slot < 0 || rec.Slot >= len(n.sessions) {
 		return Tenancy{}
@@ -56,7 +56,7 @@ func (n *Node) Owner(rec *fault.Record) Tenancy {
 	return Tenancy{}
 }
 
-// Fault is a fault and the attachment that it belongs to; PDID 0: none that pfd remembers.
+// Fault is a fault and its attachment; PDID 0: none that pfd remembers.
 type Fault struct {
 	fault.Record
 	Owner Tenancy

@@ -12,21 +12,21 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// Descriptors that users have pfd keep are parts of those that it may have (RLIMIT_NOFILE at its
-// start): a sixteenth a user, an eighth in the whole, of each of three kinds. Seven sixteenths are for
-// attachments (package attach), however many of these are in use. Defined here.
+// Parts of the descriptors that pfd may have (RLIMIT_NOFILE at its start), for each of three
+// kinds that it keeps for users. Seven sixteenths remain for attachments (package attach).
+// Values below are defined by this project.
 const (
-	userPart = 16
-	allPart  = 8
+	userPart = 16 // a sixteenth for one user
+	allPart  = 8  // an eighth for all users
 )
 
-// quotaOfFiles returns a Quota of things for which pfd keeps a descriptor.
+// quotaOfFiles returns a Quota of resources that cost pfd a descriptor each.
 func quotaOfFiles(per, all int) *quota.Quota {
 	return quota.New(limits.Descriptors(per, userPart), limits.Descriptors(all, allPart), quota.Privileged)
 }
 
-// quotaOfShares bounds what processes share. Where the device has tables of it pfd keeps the
-// descriptor of each.
+// quotaOfShares returns the Quota of ranges that processes share. If the device has tables of
+// them, pfd keeps the descriptor of each.
 func quotaOfShares(f *Features) *quota.Quota {
 	if f.Sharing != nil {
 		return quotaOfFiles(sharesPerUID, allShares)
@@ -34,8 +34,8 @@ func quotaOfShares(f *Features) *quota.Quota {
 	return quota.New(sharesPerUID, allShares, quota.Privileged)
 }
 
-// watch has the share at s.VA taken back when the process unmaps some of it, which goes on when
-// the device does not reach it any more. fd stays the caller's.
+// watch revokes the share at s.VA when the process unmaps a part of it. The process's munmap
+// blocks until the device cannot access the share any more. The caller keeps fd.
 func (h sharing) watch(s attach.Share, fd int) error {
 	d, uid, w := h.s.d, h.s.uid, &h.s.watches
 	if !d.watches.Take(uid) {
@@ -65,17 +65,17 @@ func (h sharing) watch(s attach.Share, fd int) error {
 	return nil
 }
 
-// unmapped takes that a range is going to be shared no more.
+// unmapped records that the process has unmapped a part of a shared range.
 func (w *watches) unmapped(va device.VA, size uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.gone) >= shadow.MaxShares {
-		clear(w.gone) // to unshare these is an error then, and no more than that
+		clear(w.gone) // to unshare them will only be an error
 	}
 	w.gone[va] = size
 }
 
-// taken takes whether an unmap has taken a share back.
+// taken records whether an unmap has revoked a share.
 func (w *watches) taken(back bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func (w *watches) taken(back bool) {
 	}
 }
 
-// shared takes that a range is shared.
+// shared records that a range is shared.
 func (w *watches) shared(va device.VA, size uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -95,7 +95,7 @@ func (w *watches) shared(va device.VA, size uint64) {
 	}
 }
 
-// forgives reports whether exactly a range was unmapped, and not shared since.
+// forgives reports whether exactly this range was unmapped and not shared since.
 func (w *watches) forgives(u attach.Unshare) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

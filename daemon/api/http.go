@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -90,20 +89,12 @@ func (srv *Server) Handler() http.Handler {
 
 // Serve answers on the control socket and on the listeners for metrics until stop is called.
 func (srv *Server) Serve(l *net.UnixListener, metrics ...net.Listener) (stop func()) {
-	server := &http.Server{
-		Handler:           srv.Handler(),
-		ReadHeaderTimeout: controlReadTime,
-		ReadTimeout:       controlReadTime,
-		WriteTimeout:      controlWriteTime,
-		IdleTimeout:       controlIdleTime,
-		MaxHeaderBytes:    controlHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(srv.log.Handler(), slog.LevelDebug),
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			if pc, ok := c.(*peerConn); ok {
-				return context.WithValue(WithPeer(ctx, pc.peer), connKey{}, pc)
-			}
-			return ctx
-		},
+	server := newServer(srv.log, srv.Handler())
+	server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		if pc, ok := c.(*peerConn); ok {
+			return context.WithValue(WithPeer(ctx, pc.peer), connKey{}, pc)
+		}
+		return ctx
 	}
 	stopMetrics := serveMetrics(srv.log, (&scraped{look: srv.metrics}).get, metrics)
 	var serving sync.WaitGroup

@@ -11,106 +11,57 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/control"
 )
 
-// Bounds of the listeners for metrics (ours).
+// Bounds of the listeners for metrics. Values below are defined by this project.
 const (
-	metricsConns = 16          // connections of each; further ones wait in the kernel
-	metricsTime  = time.Second // how old an answer may be: so often the engine is asked
+	metricsConns = 16          // connections of each listener; further ones wait in the kernel
+	metricsTime  = time.Second // age of an answer
 )
 
-// boundedListener accepts as many connections as room has.
-type boundedListener struct {
-	net.Listener
-	room chan struct{}
-	done chan struct{} // closed by Close
-	once *sync.Once
-}
-
-// Accept implements net.Listener. Whoever takes a connection empties room of one
-// when it is closed.
-func (l boundedListener) Accept() (net.Conn, error) {
-	select {
-	case l.room <- struct{}{}:
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.room
-	}
-	return c, err
-}
-
-// Close implements net.Listener.
-func (l boundedListener) Close() error {
-	l.once.Do(func() { close(l.done) })
-	return l.Listener.Close()
-}
-
-// metricsServer answers GET /metrics, and nothing else, to whoever reaches it: sums
-// over all users, of which nothing can be changed.
-func metricsServer(log *slog.Logger, metrics func(context.Context) ([]byte, error), room chan struct{}) *http.Server {
-	srv := &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path != control.PathMetrics || r.Method != http.MethodGet {
-				code := http.StatusNotFound
-				if r.URL.Path == control.PathMetrics {
-					w.Header().Set("Allow", http.MethodGet)
-					code = http.StatusMethodNotAllowed
-				}
-				http.Error(w, "GET "+control.PathMetrics+" is all that is here", code)
-				return
+// metricsHandler answers GET /metrics, and nothing else, to every client: sums over all users.
+func metricsHandler(metrics func(context.Context) ([]byte, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != control.PathMetrics || r.Method != http.MethodGet {
+			code := http.StatusNotFound
+			if r.URL.Path == control.PathMetrics {
+				w.Header().Set("Allow", http.MethodGet)
+				code = http.StatusMethodNotAllowed
 			}
-			ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)
-			defer cancel()
-			text, err := metrics(ctx)
-			writeMetrics(w, text, err)
-		}),
-		ReadHeaderTimeout: controlReadTime,
-		ReadTimeout:       controlReadTime,
-		WriteTimeout:      controlWriteTime,
-		IdleTimeout:       controlIdleTime,
-		MaxHeaderBytes:    controlHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ConnState: func(_ net.Conn, s http.ConnState) {
-			if s == http.StateClosed || s == http.StateHijacked {
-				<-room
-			}
-		},
+			http.Error(w, "GET "+control.PathMetrics+" is all that is here", code)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), controlAnswerTime)
+		defer cancel()
+		text, err := metrics(ctx)
+		writeMetrics(w, text, err)
 	}
-	// One answer a connection: those that are kept open would leave others no room.
-	srv.SetKeepAlivesEnabled(false)
-	return srv
 }
 
 // serveMetrics serves the listeners for metrics until stop is called.
 func serveMetrics(log *slog.Logger, metrics func(context.Context) ([]byte, error), listeners []net.Listener) (stop func()) {
-	var servers []*http.Server
+	server := newServer(log, metricsHandler(metrics))
+	// One answer a connection: connections that are kept open would leave others no room.
+	server.SetKeepAlivesEnabled(false)
 	var serving sync.WaitGroup
 	for _, l := range listeners {
-		room := make(chan struct{}, metricsConns)
-		server := metricsServer(log, metrics, room)
-		servers = append(servers, server)
 		serving.Go(func() {
-			err := server.Serve(boundedListener{l, room, make(chan struct{}), new(sync.Once)})
-			if !errors.Is(err, http.ErrServerClosed) {
+			if err := server.Serve(netutil.LimitListener(l, metricsConns)); !errors.Is(err, http.ErrServerClosed) {
 				log.Error("listener for metrics", "address", l.Addr(), "err", err)
 			}
 		})
 	}
 	return func() {
-		for _, s := range servers {
-			_ = s.Close() // a client whose request is cut off may ask again
-		}
+		_ = server.Close() // a client whose request is cut off may ask again
 		serving.Wait()
 	}
 }
 
-// scraped keeps the metrics for a while.
+// scraped keeps an answer for metricsTime, so that clients cannot ask the engine more often.
 type scraped struct {
 	look func(context.Context) ([]byte, error)
 	mu   sync.Mutex
@@ -131,7 +82,7 @@ func (s *scraped) get(ctx context.Context) ([]byte, error) {
 	return text, err
 }
 
-// ListenMetrics makes the listener of --metrics-listen, nil where there is none.
+// ListenMetrics returns the listener of --metrics-listen, nil for "".
 func ListenMetrics(address string) (net.Listener, error) {
 	if address == "" {
 		return nil, nil
@@ -143,8 +94,8 @@ func ListenMetrics(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// listenRemedy says what to do where a TCP address cannot be listened on. The unit gives
-// a service no network (contrib/systemd/pfd.service).
+// listenRemedy returns the remedy for an error of listening on a TCP address. The unit
+// contrib/systemd/pfd.service permits no network.
 func listenRemedy(err error, service bool) string {
 	switch {
 	case service && !errors.Is(err, unix.EADDRINUSE):

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"slices"
@@ -102,6 +103,15 @@ func parse(r *http.Request, keys []string, post bool, nodes int) (*query, error)
 		}
 	}
 	return q, nil
+}
+
+// newServer returns an HTTP server with the bounds of all listeners.
+func newServer(log *slog.Logger, h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: controlReadTime, ReadTimeout: controlReadTime, WriteTimeout: controlWriteTime,
+		IdleTimeout: controlIdleTime, MaxHeaderBytes: controlHeaderBytes,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
 }
 
 // reply writes an answer or an error as JSON.

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/internal/version"
 )
 
-// capture answers with the packets of the nodes' links, until the client leaves or
-// pfd ends. A client that does not read for controlWriteTime is dropped.
+// capture streams the packets of the nodes' links until the client leaves or pfd ends. It drops
+// a client that does not read for controlWriteTime.
 func (srv *Server) capture(rw http.ResponseWriter, r *http.Request, q *query) {
 	tap := srv.features.Tap
 	switch {
@@ -46,7 +46,7 @@ func (srv *Server) capture(rw http.ResponseWriter, r *http.Request, q *query) {
 		node = strconv.Itoa(q.node)
 	}
 	srv.log.Info("capture", "node", node, logs.KeyUID, q.peer.UID)
-	// An error is that the client has left.
+	// An error means that the client has left.
 	_ = c.Copy(ctx.Done(), "pfd "+version.String(), func(b []byte) error {
 		if err := rc.SetWriteDeadline(time.Now().Add(controlWriteTime)); err != nil {
 			return err

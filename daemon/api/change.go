@@ -14,12 +14,12 @@ import (
 	"github.com/exanet/pfd/internal/logs"
 )
 
-// kickTime bounds how long a kick waits for the domain's end before it answers.
+// kickTime bounds the wait for the domain's end before a kick is answered. Defined by this
+// project.
 const kickTime = 2 * time.Second
 
-// owned gives the domain that a change is asked for, if the peer is its owner,
-// root, or pfd's own uid. What belongs to others is not told from what is not
-// there. On the owning goroutine.
+// owned returns the domain that a request wants to change, if the peer may (Peer.sees). The
+// answer does not reveal whether there is a domain of another user. On the owning goroutine.
 func owned(n *session.Node, q *query) (domain.Domain, error) {
 	dom, ok := n.Domains().Domain(q.slot)
 	if !ok && q.peer.All {
@@ -33,7 +33,7 @@ func owned(n *session.Node, q *query) (domain.Domain, error) {
 	return dom, nil
 }
 
-// grant admits a PDID to a domain by its owner's wish.
+// grant admits a PDID to a domain.
 func (srv *Server) grant(ctx context.Context, q *query) (any, error) {
 	r := control.Changed{Version: control.Version}
 	err := srv.host.Each(ctx, q.node, func(n *session.Node) error {
@@ -60,7 +60,7 @@ func (srv *Server) grant(ctx context.Context, q *query) (any, error) {
 	return r, nil
 }
 
-// kick ends an attachment by the wish of its owner or of an operator.
+// kick ends an attachment.
 func (srv *Server) kick(ctx context.Context, q *query) (any, error) {
 	r := control.Changed{Version: control.Version}
 	var left <-chan struct{}
@@ -77,7 +77,7 @@ func (srv *Server) kick(ctx context.Context, q *query) (any, error) {
 		return nil, err
 	}
 	if left == nil {
-		// Draining already.
+		// It is already draining.
 		return r, nil
 	}
 	srv.log.Info("kicked", "node", q.node, "slot", q.slot, "pid", r.Domain.PID, logs.KeyUID, q.peer.UID)

@@ -51,7 +51,7 @@ func Endpoints() []Endpoint {
 func (srv *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	var paths []string
-	// checked passes a request on after its checks, when it is its peer's turn.
+	// checked checks a request, waits for the peer's budget, and then calls answer.
 	checked := func(e Endpoint, answer func(context.Context, http.ResponseWriter, *query)) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			q, err := parse(r, e.Keys, e.Post, len(srv.host.Nodes()))
@@ -104,7 +104,7 @@ func (srv *Server) Serve(l *net.UnixListener, metrics ...net.Listener) (stop fun
 		}
 	})
 	return func() {
-		// Bounded: an answer waits for the owner of a node for a bounded time.
+		// Answers that are under way may still wait for the owner of a node.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if err := server.Shutdown(ctx); err != nil {

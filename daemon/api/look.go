@@ -10,16 +10,13 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// Bounds of what those ask who do not see everything (ours).
+// Bounds for the peers that do not see everything. Values below are defined by this project.
 const (
-	// lookTime is between two looks at a node for them: so often the engine is asked
-	// at most, by all of them together.
-	lookTime = 100 * time.Millisecond
-	// askPause is between two answers to one uid.
-	askPause = 10 * time.Millisecond
+	lookTime = 100 * time.Millisecond // the least interval of looks at a node, for all of them together
+	askPause = 10 * time.Millisecond  // the least interval of answers to one uid
 )
 
-// seen is what a look at a node found, and who had its slots at that moment.
+// seen is the result of a look at a node, with its tenants at that moment.
 type seen[T any] struct {
 	n       *session.Node
 	tenants [device.Slots]session.Tenancy
@@ -28,8 +25,8 @@ type seen[T any] struct {
 	err     error
 }
 
-// sees tells whether a peer may see what belongs to a slot and a PDID, and began
-// age ago (-1: unknown): what is older than the attachment is its predecessor's.
+// sees reports whether a peer may see an object of a slot and a PDID that began age ago (-1:
+// unknown). An object older than the slot's attachment belongs to a former one.
 func (s *seen[T]) sees(p Peer, slot int, pdid device.PDID, age int64) bool {
 	if p.All {
 		return true
@@ -41,7 +38,7 @@ func (s *seen[T]) sees(p Peer, slot int, pdid device.PDID, age int64) bool {
 	return t.PDID != 0 && t.PDID == pdid && t.UID == p.UID && age >= 0 && age <= t.Until-t.Since
 }
 
-// seesDomain is sees for what names its domain by the generation, too.
+// seesDomain is like sees, for an object that names the generation of its domain.
 func (s *seen[T]) seesDomain(p Peer, slot int, pdid device.PDID, gen device.Generation) bool {
 	if p.All {
 		return true
@@ -50,17 +47,16 @@ func (s *seen[T]) seesDomain(p Peer, slot int, pdid device.PDID, gen device.Gene
 	return t.PDID != 0 && t.PDID == pdid && t.Generation == gen && t.UID == p.UID
 }
 
-// looks keeps what was found last, for who does not see everything.
+// looks keeps the last result for the peers that do not see everything.
 type looks[T any] struct {
 	mu   sync.Mutex
 	kept map[int]*seen[T] // by node
 }
 
-// look calls f on the owning goroutine for the nodes that a query asks for. Who
-// sees everything is answered at once; others wait for the next look, up to lookTime,
-// which answers all who wait for it, and those who have nothing here are answered by
-// nothing at all. No answer is older than its question. f copies only: what the peer
-// may see of it is for the caller to choose.
+// look calls f on the owning goroutine of each node that a query names. For a peer that sees
+// everything it does so at once. Other peers wait up to lookTime for the next look, which
+// answers all that wait; a peer without an attachment gets nothing. No result is older than
+// its query. The caller chooses what of the result the peer may see.
 func (l *looks[T]) look(ctx context.Context, h Host, q *query, f func(n *session.Node) (T, error)) ([]*seen[T], error) {
 	if !q.peer.All && !h.Attached(q.peer.UID) {
 		return nil, nil
@@ -68,7 +64,7 @@ func (l *looks[T]) look(ctx context.Context, h Host, q *query, f func(n *session
 	return l.lookAlways(ctx, h, q, f)
 }
 
-// lookAlways is look where who has nothing here is answered, too.
+// lookAlways is like look but also answers peers that have no attachment.
 func (l *looks[T]) lookAlways(ctx context.Context, h Host, q *query, f func(n *session.Node) (T, error)) (list []*seen[T], _ error) {
 	if q.peer.All {
 		err := h.Each(ctx, q.node, func(n *session.Node) error {
@@ -121,14 +117,13 @@ func lookAt[T any](n *session.Node, f func(n *session.Node) (T, error)) *seen[T]
 	return s
 }
 
-// budget spreads the questions of each uid that does not see everything: one in
-// askPause is answered.
+// budget delays the requests of each uid that does not see everything to one in askPause.
 type budget struct {
 	mu   sync.Mutex
 	next map[uint32]time.Time
 }
 
-// wait waits until it is a peer's turn, or ctx ends.
+// wait waits until the next request of a peer is due, or ctx ends.
 func (b *budget) wait(ctx context.Context, p Peer) {
 	if p.All {
 		return
@@ -136,7 +131,7 @@ func (b *budget) wait(ctx context.Context, p Peer) {
 	now := time.Now()
 	b.mu.Lock()
 	if b.next == nil || len(b.next) > controlConns {
-		kept := map[uint32]time.Time{} // who is not in it may ask at once
+		kept := map[uint32]time.Time{} // a uid that is not in it need not wait
 		for uid, at := range b.next {
 			if at.After(now) {
 				kept[uid] = at
@@ -156,7 +151,7 @@ func (b *budget) wait(ctx context.Context, p Peer) {
 	}
 }
 
-// seesPDID is sees for what names a domain by its PDID alone.
+// seesPDID is like sees, for an object that names only a PDID.
 func (s *seen[T]) seesPDID(p Peer, pdid device.PDID) bool {
 	if p.All {
 		return true

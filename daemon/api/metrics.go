@@ -14,8 +14,8 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// metrics answers /metrics in Prometheus' text format 0.0.4: every counter of
-// every node, the stages of the faults, what is pinned, and pfd itself.
+// metrics returns all metrics in Prometheus' text format 0.0.4: every counter of every node,
+// the stages of the faults, pinned memory, and pfd itself.
 func (srv *Server) metrics(ctx context.Context) ([]byte, error) {
 	s := &scrape{}
 	if err := srv.scrape(ctx, s); err != nil {
@@ -24,8 +24,8 @@ func (srv *Server) metrics(ctx context.Context) ([]byte, error) {
 	return gather(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
-// metricsFor gives all of that to who sees everything, and others their own
-// counters.
+// metricsFor returns all metrics to a peer that sees everything, and other peers' own counters
+// to them.
 func (srv *Server) metricsFor(ctx context.Context, q *query) ([]byte, error) {
 	if q.peer.All {
 		return srv.metrics(ctx)
@@ -49,10 +49,9 @@ func (srv *Server) metricsFor(ctx context.Context, q *query) ([]byte, error) {
 	return gather(s)
 }
 
-const seesAllHelp = "1: these are of all processes; 0: of those of the user who asks, since they attached"
+const seesAllHelp = "1: the metrics are of all processes; 0: of the asking user's processes, since they attached"
 
-// stages adds a node's histograms; those without a fault are left out, but the
-// totals.
+// stages adds a node's histograms, without the empty ones, except totals.
 func (s *scrape) stages(node string, t *stageTimes) {
 	desc := prometheus.NewDesc(metricPrefix+"fault_stage_seconds",
 		"time of each stage of the faults: drain, queue, page_in, answer, and their total",
@@ -70,8 +69,8 @@ func (s *scrape) stages(node string, t *stageTimes) {
 	}
 }
 
-// A node has some 250 series. Of a pfd with more than manyNodes those that nothing has used
-// yet share one set, whose label is nodeIdle. Values below are defined by this project.
+// A node has some 250 series. In a pfd with more than manyNodes, the nodes that are not yet used
+// share one set, with the label nodeIdle. Values below are defined by this project.
 const (
 	manyNodes = 8
 	nodeIdle  = "idle"
@@ -82,7 +81,7 @@ func unused(list []control.Counter) bool {
 	return !slices.ContainsFunc(list, func(c control.Counter) bool { return c.Value != 0 })
 }
 
-// scrape looks at everything once.
+// scrape adds all metrics of pfd and its nodes.
 func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 	var attached []*proc.Process
 	idle := 0
@@ -99,7 +98,7 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 		}
 		attached = append(attached, processes(n)...)
 		if len(srv.host.Nodes()) > manyNodes && len(live) == 0 && unused(list) {
-			// All of its counters are 0, and so is the sum of all such nodes.
+			// All counters of such nodes are 0, and so are their sums.
 			if idle++; idle > 1 {
 				return nil
 			}
@@ -126,14 +125,14 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 	}
 	s.gauge("handshakes", "attachments begun and not finished", float64(srv.host.Handshakes().Total()))
 	s.gauge("nodes", "nodes of this pfd", float64(len(srv.host.Nodes())))
-	s.gauge("nodes_idle", "nodes that nothing has used yet, whose metrics have the label node=\""+nodeIdle+"\"", float64(idle))
+	s.gauge("nodes_idle", "nodes that were not used yet, whose metrics have the label node=\""+nodeIdle+"\"", float64(idle))
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())
 	if recording := srv.features.Recording; recording != nil {
 		value := 0.0
 		if recording() {
 			value = 1
 		}
-		s.gauge("recording", "1 while the machine's inputs are recorded, 0 when the file could not take them", value)
+		s.gauge("recording", "1 while the machine's inputs are recorded, 0 after the file could not hold them", value)
 	}
 	return nil
 }

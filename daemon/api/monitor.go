@@ -11,11 +11,11 @@ import (
 	"github.com/exanet/pfd/fault"
 )
 
-// monitorDepth is how many faults wait for a client that follows them; what
-// comes beyond that is counted and left out (ours).
+// monitorDepth bounds the faults that wait for a client that follows them; further ones are only
+// counted. Defined by this project.
 const monitorDepth = 4096
 
-// Observe takes a fault whose outcome is final. On the owning goroutine; it never blocks.
+// Observe handles a fault whose outcome is final. On the owning goroutine; it never blocks.
 func (srv *Server) Observe(n *session.Node, rec *fault.Record) {
 	srv.times[n.Index()].observe(rec)
 	list := srv.watchers.list.Load()
@@ -35,8 +35,8 @@ func (srv *Server) Observe(n *session.Node, rec *fault.Record) {
 	}
 }
 
-// monitor answers with one line a fault until the client leaves or pfd ends. A
-// client that does not read for controlWriteTime is dropped.
+// monitor streams a line per fault until the client leaves or pfd ends. It drops a client that
+// does not read for controlWriteTime.
 func (srv *Server) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
 	if !srv.monitors.Take(q.peer.UID) {
 		reply(rw, nil, &failure{http.StatusServiceUnavailable, control.CodeBusy,
@@ -55,7 +55,7 @@ func (srv *Server) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
 		return rc.SetWriteDeadline(time.Now().Add(controlWriteTime)) == nil && enc.Encode(e) == nil
 	}
 	rw.Header().Set("Content-Type", "application/x-ndjson")
-	// The first line says that what happens from now on will be told.
+	// The first line says that all later faults will follow.
 	if !line(control.FaultEvent{}) || rc.Flush() != nil {
 		return
 	}
@@ -68,7 +68,7 @@ func (srv *Server) monitor(rw http.ResponseWriter, r *http.Request, q *query) {
 		case <-ctx.Done():
 			return
 		}
-		// Lines that are there already go together.
+		// Flush when no more lines wait.
 		if len(w.ch) > 0 {
 			continue
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// numbers are a user's own of a node: since each of his attachments began.
+// numbers are the sums of a user's attachments to a node, since each began.
 type numbers struct {
 	fault.Counts
 	gone          tally.Invalidated
@@ -19,7 +19,7 @@ type numbers struct {
 	processes     []*proc.Process
 }
 
-// numbers returns those of the peer, for each node.
+// numbers returns a peer's numbers for each node.
 func (srv *Server) numbers(ctx context.Context, q *query) (list []numbers, _ error) {
 	looks, err := srv.looks.accounts.lookAlways(ctx, srv.host, q, func(n *session.Node) (v [device.Slots]*session.Info, _ error) {
 		for slot := range v {
@@ -41,8 +41,7 @@ func (srv *Server) numbers(ctx context.Context, q *query) (list []numbers, _ err
 	return list, err
 }
 
-// counters lists them as /v1/counters does: none where the peer has no domain, since 0
-// would tell of the node.
+// counters lists them as counters; none if the peer has no domain.
 func (o *numbers) counters() []control.Counter {
 	if o.domains == 0 {
 		return nil
@@ -54,7 +53,7 @@ func (o *numbers) counters() []control.Counter {
 	return list
 }
 
-// count counts the slots that a peer has there.
+// count counts the slots that a peer has.
 func (s *seen[T]) count(p Peer) (n int) {
 	for _, t := range s.tenants {
 		if t.PDID != 0 && p.sees(t.UID) {

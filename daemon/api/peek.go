@@ -10,32 +10,32 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 )
 
-// channel is a channel that has been used: its last transfer.
+// channel is the last transfer of a channel.
 type channel struct {
 	slot, channel int
-	descriptor    device.Descriptor   // as it stands in btcm, with its present done and status
-	state         device.ChannelState // where the node has peek windows: as the firmware has it
+	descriptor    device.Descriptor   // in btcm, with its present done and status
+	state         device.ChannelState // the firmware's, if the node has peek windows
 }
 
-// transactions are those of a node, and its clock at that moment.
+// transactions are the transactions of a node, and its clock at that moment.
 type transactions struct {
 	list []r5.TransactionInfo
 	now  int64
 }
 
-// domainOf is a domain and its attachment, nil where that has gone.
+// domainOf is a domain and its attachment, nil if that has ended.
 type domainOf struct {
 	domain.Domain
 	info *session.Info
 }
 
-// fifo is one fault FIFO, peeked at: nothing is popped.
+// fifo is the content of a fault FIFO. Nothing is popped.
 type fifo struct {
 	source   bool
 	level    int
-	highest  int // that the driver found since it began
+	highest  int // level that the driver has found
 	overflow bool
-	entries  []fifoEntry // oldest first; none where the node has no peek windows
+	entries  []fifoEntry // oldest first; none if the node has no peek windows
 }
 
 type fifoEntry struct {
@@ -43,8 +43,8 @@ type fifoEntry struct {
 	remaining uint32 // RXFIFO_EXT, bytes
 }
 
-// usedChannels gives the channels that have been used, by their descriptors alone.
-// On the owning goroutine.
+// usedChannels returns the channels that have been used, without their state. On the owning
+// goroutine.
 func usedChannels(n *session.Node) ([]channel, error) {
 	var list []channel
 	r := device.Reader{Bus: n.Bus()}
@@ -74,8 +74,7 @@ func Ongoing(n *session.Node) (bool, error) {
 	return slices.ContainsFunc(list, func(c channel) bool { return c.ongoing() }), err
 }
 
-// readChannels is usedChannels with what the firmware knows of them. On the owning
-// goroutine.
+// readChannels is like usedChannels, with the channels' state. On the owning goroutine.
 func readChannels(n *session.Node) ([]channel, error) {
 	list, err := usedChannels(n)
 	r := &device.Reader{Bus: n.Bus(), Err: err}
@@ -94,8 +93,8 @@ func readChannels(n *session.Node) ([]channel, error) {
 	return list, r.Err
 }
 
-// readFIFOs reads status and entries of a node's fault FIFOs. On the owning
-// goroutine, which is the only one that pops: what was there stays there.
+// readFIFOs reads status and entries of a node's fault FIFOs. On the owning goroutine, which is
+// the only one that pops entries.
 func readFIFOs(n *session.Node) (list []fifo, _ error) {
 	r := device.Reader{Bus: n.Bus()}
 	highest := n.Stats().Highest
@@ -117,14 +116,14 @@ func readFIFOs(n *session.Node) (list []fifo, _ error) {
 			}
 			f.entries = append(f.entries, fifoEntry{e, r.Read32(device.PL, at+device.PeekEXT)})
 		}
-		f.level = max(f.level, len(f.entries)) // more may have come since
+		f.level = max(f.level, len(f.entries)) // entries may have come after the status was read
 		f.highest = max(f.highest, f.level)
 		list = append(list, f)
 	}
 	return list, r.Err
 }
 
-// statusTexts say why a transfer failed (spec/messages.md 1, reserved_1).
+// statusTexts are the reasons of failed transfers (spec/messages.md 1, reserved_1).
 var statusTexts = [...]string{
 	device.StatusNone:       "",
 	device.StatusSlaveError: "page fault that was never resolved",
@@ -140,7 +139,7 @@ var statusTexts = [...]string{
 	device.StatusMemory:     "the kernel does not bring memory in",
 }
 
-// ongoing tells whether a transfer is under way in the channel.
+// ongoing reports whether a transfer is under way in the channel.
 func (c *channel) ongoing() bool {
 	if c.channel < device.WriteChannels {
 		return c.descriptor.Done == device.DoneOngoing
@@ -148,7 +147,7 @@ func (c *channel) ongoing() bool {
 	return c.descriptor.Done == device.DoneReadOngoing
 }
 
-// state names a channel's done value (001 tables 2.2, 3.4).
+// stateName names a channel's done value (001 tables 2.2, 3.4).
 func (c *channel) stateName() string {
 	switch done := c.descriptor.Done; {
 	case done == device.DoneCompleted:

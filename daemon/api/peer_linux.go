@@ -16,7 +16,7 @@ import (
 	places "github.com/exanet/pfd/internal/sockets"
 )
 
-// Bounds of the control interface (ours).
+// Bounds of the control interface. Values below are defined by this project.
 const (
 	controlConnsPerUID = 32
 	controlConns       = 256 // of all uids
@@ -27,8 +27,8 @@ const (
 	controlIdleTime    = time.Minute
 )
 
-// peerListener gives connections that know their peer, and refuses those of a
-// uid that has too many open.
+// peerListener accepts connections that know their peer, and refuses those of a uid that has
+// too many open.
 type peerListener struct {
 	*net.UnixListener
 	limit   *quota.Quota
@@ -53,10 +53,10 @@ func (l *peerListener) Close() error {
 
 type connKey struct{}
 
-// peerConn is a connection of a known peer. Before Linux 6.16 a peer may have
-// each read, and the close, last for as long as it likes (a descriptor of its own
-// that comes with the data and closes slowly): nobody waits for them, and the
-// connection counts until they are over.
+// peerConn is a connection of a known peer. Before Linux 6.16 a peer can delay each read, and
+// the close, without bound (by a descriptor that comes with the data and closes slowly). So no
+// caller waits for the close, and the connection counts until the reads and the close have
+// ended.
 type peerConn struct {
 	*net.UnixConn
 	peer  Peer
@@ -75,22 +75,22 @@ func (c *peerConn) Read(p []byte) (int, error) {
 // Close implements net.Conn. It never fails and never waits.
 func (c *peerConn) Close() error {
 	c.close.Do(func() {
-		// Whoever reads wakes, and the peer sees the end now.
+		// Readers wake, and the peer sees the end at once.
 		_ = c.SetDeadline(time.Unix(1, 0))
 		_ = c.CloseRead()
 		_ = c.CloseWrite()
 		go func() {
 			defer c.limit.Give(c.peer.UID)
-			_ = c.UnixConn.Close() // nobody is there to be told
+			_ = c.UnixConn.Close()
 			c.reads.Lock()
-			//lint:ignore SA2001 the reads are over
+			//lint:ignore SA2001 the lock waits for the reads
 			c.reads.Unlock()
 		}()
 	})
 	return nil
 }
 
-// left tells whether the peer sends nothing any more.
+// left reports whether the peer has closed its end for sending.
 func (c *peerConn) left() (left bool) {
 	err := places.Control(c, func(fd int) error {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
@@ -100,12 +100,11 @@ func (c *peerConn) left() (left bool) {
 	return left || err != nil
 }
 
-// acceptPause is how long an accept that failed is left alone at most (ours).
+// acceptPause bounds the pause after a failed accept. Defined by this project.
 const acceptPause = time.Second
 
-// Accept implements net.Listener. Its error is net.ErrClosed: where descriptors or
-// memory are short, the connections that close will help, and package http would
-// give the socket up.
+// Accept implements net.Listener. It returns no error but net.ErrClosed: a shortage of
+// descriptors or memory passes when connections close, and package http would stop serving.
 func (l *peerListener) Accept() (net.Conn, error) {
 	for pause := time.Duration(0); ; {
 		c, err := l.AcceptUnix()
@@ -128,24 +127,24 @@ func (l *peerListener) Accept() (net.Conn, error) {
 	}
 }
 
-// What connections that are refused cost at most (ours).
+// Bounds of refused connections. Values below are defined by this project.
 const (
 	refusing = 64  // answered at one time
 	closing  = 512 // being closed at one time
-	// controlPart and closingPart make connections less where pfd may have few descriptors.
+	// controlPart and closingPart reduce the bounds if pfd may have few descriptors.
 	controlPart = 32
 	closingPart = 64
 	refuseTime  = time.Second
 )
 
-// refuse closes a connection, and answers its first request where not many others
-// are answered so at this moment. Where the kernel closes so many so slowly that
-// threads become scarce it waits, but not beyond the listener's end.
+// refuse closes a connection, and answers its first request unless it answers many others at
+// this moment. If the kernel closes so many so slowly that threads become scarce, refuse waits,
+// but not beyond the listener's end.
 func (l *peerListener) refuse(c *net.UnixConn) {
 	select {
 	case l.closing <- struct{}{}:
 	case <-l.done:
-		go c.Close() // nobody is there to be told
+		go c.Close()
 		return
 	}
 	go func() {
@@ -155,12 +154,12 @@ func (l *peerListener) refuse(c *net.UnixConn) {
 			return
 		}
 		if _, err := c.Read(make([]byte, controlHeaderBytes)); err == nil {
-			_, _ = c.Write(tooMany()) // it may have left
+			_, _ = c.Write(tooMany()) // the peer may have left
 		}
 	}()
 }
 
-// tooMany is what a connection is told that is one too many.
+// tooMany returns the answer to a connection beyond the bounds.
 func tooMany() []byte {
 	body := fmt.Sprintf(`{"version":%d,"code":%q,"error":"this user, or all users together, have too many connections to pfd's control socket: close some first"}`+"\n", control.Version, control.CodeBusy)
 	return fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)

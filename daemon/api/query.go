@@ -16,7 +16,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// query is a request after its checks.
+// query is a checked request.
 type query struct {
 	peer   Peer
 	node   int // or control.AllNodes
@@ -27,7 +27,7 @@ type query struct {
 	pdid   device.PDID
 }
 
-// failure is an answer other than 200.
+// failure is an answer with a status other than 200.
 type failure struct {
 	status int
 	code   string
@@ -40,7 +40,7 @@ func badRequest(format string, args ...any) error {
 	return &failure{http.StatusBadRequest, control.CodeBadRequest, fmt.Sprintf(format, args...)}
 }
 
-// parse checks the whole request before anything is done for it.
+// parse checks a request with the keys of its endpoint, all of which a POST must have.
 func parse(r *http.Request, keys []string, post bool, nodes int) (*query, error) {
 	p, ok := r.Context().Value(peerKey{}).(Peer)
 	if !ok {
@@ -137,7 +137,7 @@ func reply(w http.ResponseWriter, v any, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// An error here is a client that left; nobody is there to be told.
+	// An error means that the client has left.
 	_, _ = w.Write(append(body, '\n'))
 }
 
@@ -147,6 +147,6 @@ func writeMetrics(w http.ResponseWriter, text []byte, err error) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	// An error here is a client that left; nobody is there to be told.
+	// An error means that the client has left.
 	_, _ = w.Write(text)
 }

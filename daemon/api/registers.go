@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// capNames are the bits of CAPS that have names (spec/hardware.md 3).
+// capNames name bits of CAPS (spec/hardware.md 3).
 var capNames = [...]struct {
 	bit  uint64
 	name string
@@ -20,7 +20,7 @@ var capNames = [...]struct {
 	{device.CapsPeek, "peek"},
 }
 
-// readNode describes a node by its control page.
+// readNode reads a node's control page.
 func readNode(bus device.Bus, index int) (control.Node, error) {
 	r := device.Reader{Bus: bus}
 	version := r.Read32(device.PL, device.PLVersion)
@@ -77,8 +77,7 @@ func streamType(s2cr uint32) string {
 	return "reserved"
 }
 
-// readBank describes context bank i and stream i, which the driver ties
-// together (spec/hardware.md 5).
+// readBank reads context bank i and stream i, which belong together (spec/hardware.md 5).
 func readBank(bus device.Bus, node, i int) (control.SMMUBank, error) {
 	r := device.Reader{Bus: bus}
 	bank := func(reg uint32) uint32 { return device.Bank(i, reg) }
@@ -113,8 +112,8 @@ func readBank(bus device.Bus, node, i int) (control.SMMUBank, error) {
 	return b, r.Err
 }
 
-// readCounters reads the hardware's counters, one access each: the value is
-// consistent (spec/hardware.md 2).
+// readCounters reads the hardware's counters, each by one access, which is consistent
+// (spec/hardware.md 2).
 func readCounters(bus device.Bus) (values [device.Counters]uint64, err error) {
 	r := device.Reader{Bus: bus}
 	for c := range device.Counters {
@@ -123,12 +122,11 @@ func readCounters(bus device.Bus) (values [device.Counters]uint64, err error) {
 	return values, r.Err
 }
 
-// readRegister reads one row of the register map, an array whole. A register
-// whose reading changes something is listed and not read. On the owning
-// goroutine.
+// readRegister reads one row of the register map, with all elements of an array. It lists a
+// register that a read changes, but does not read it. On the owning goroutine.
 func readRegister(n *session.Node, reg *device.Register) ([]control.Register, error) {
 	if n.Caps()&reg.Cap != reg.Cap && reg.Read&^reg.CapMask == 0 {
-		return nil, nil // not there on this device
+		return nil, nil // this device does not have it
 	}
 	r := device.Reader{Bus: n.Bus()}
 	list := make([]control.Register, 0, reg.Count)
@@ -153,9 +151,8 @@ func readRegister(n *session.Node, reg *device.Register) ([]control.Register, er
 	return list, r.Err
 }
 
-// readActs tells whether reading a register changes something: the heads of the
-// fault FIFOs pop (spec/hardware.md 4), a mailbox's DATA takes a word
-// (spec/hardware.md 3).
+// readActs reports whether reading a register has an effect: the heads of the fault FIFOs pop
+// (spec/hardware.md 4), and a mailbox's DATA takes a word (spec/hardware.md 3).
 func readActs(reg *device.Register) bool {
 	switch reg.Window {
 	case device.PL:

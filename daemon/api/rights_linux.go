@@ -22,7 +22,7 @@ import (
 type Peer struct {
 	PID int
 	UID uint32
-	All bool // it sees and changes everything
+	All bool // it may see and change everything
 }
 
 type peerKey struct{}
@@ -32,17 +32,17 @@ func WithPeer(ctx context.Context, p Peer) context.Context {
 	return context.WithValue(ctx, peerKey{}, p)
 }
 
-// noUID is no user's (uid_t -1: credentials(7), setuid(2)).
+// noUID belongs to no user (uid_t -1: credentials(7), setuid(2)).
 const noUID = ^uint32(0)
 
-// sees tells whether the peer may see and change what belongs to uid. It is the
-// one place that decides it.
+// sees reports whether the peer may see and change objects of a uid. It is the only place that
+// decides it.
 func (p Peer) sees(uid uint32) bool { return p.All || p.UID == uid }
 
-// peerOf asks the kernel who is at the other end, and what it may do here: all, if
-// it has CAP_SYS_PTRACE in pfd's own user namespace, by which it reaches the
-// memory of all these processes anyway, or is the user that pfd runs as, if that is
-// not root. Root without the capability (a container's) is a user as any.
+// peerOf returns the peer of a connection. It may see and change everything if it has
+// CAP_SYS_PTRACE in pfd's user namespace, by which it can access the memory of all these
+// processes anyway, or if it is the user that pfd runs as and that is not root. Root without
+// the capability, as in a container, is a user like any other.
 func peerOf(c syscall.Conn) (Peer, error) {
 	var p Peer
 	err := places.Control(c, func(fd int) error {
@@ -52,7 +52,7 @@ func peerOf(c syscall.Conn) (Peer, error) {
 		}
 		p = Peer{PID: int(cred.Pid), UID: cred.Uid}
 		if uids.Ambiguous(p.UID) {
-			p.UID = noUID // it may be anybody's: nothing is its own
+			p.UID = noUID // the number stands for several users: nothing is its own
 		}
 		if p.UID != 0 && uids.Own(p.UID) {
 			p.All = true
@@ -60,7 +60,7 @@ func peerOf(c syscall.Conn) (Peer, error) {
 		}
 		pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 		if err != nil {
-			return nil // it has gone, or this is a kernel before 6.5: no more than a user
+			return nil // it has ended, or Linux is older than 6.5: it is a plain user
 		}
 		defer unix.Close(pidfd)
 		p.All = capable(p, pidfd)
@@ -72,17 +72,17 @@ func peerOf(c syscall.Conn) (Peer, error) {
 	return p, nil
 }
 
-// capable tells whether the process behind pidfd has CAP_SYS_PTRACE in pfd's own
-// user namespace. One that has executed a set-uid program, or one with
-// capabilities, since it connected has them, and its user has not: all its uids
-// are those of the connection, and it is dumpable (proc(5): its files are its own).
+// capable reports whether the process of pidfd has CAP_SYS_PTRACE in pfd's user namespace. A
+// process that has executed a set-uid program, or one with file capabilities, since it
+// connected has rights that its user lacks. So all of its uids must be that of the connection,
+// and it must be dumpable (proc(5): its files are its own).
 func capable(p Peer, pidfd int) bool {
 	dir, err := os.OpenRoot("/proc/" + strconv.Itoa(p.PID))
 	if err != nil {
 		return false
 	}
 	defer dir.Close()
-	// The number was the peer's while it lives, and dir stays that process's.
+	// While the peer lives the number names it, and dir is its directory.
 	if unix.PidfdSendSignal(pidfd, 0, nil, 0) != nil && !errors.Is(unix.PidfdSendSignal(pidfd, 0, nil, 0), unix.EPERM) {
 		return false
 	}
@@ -98,7 +98,7 @@ func capable(p Peer, pidfd int) bool {
 	return ok && st.Uid == p.UID && hasPtrace(status, p.UID) && ownNamespace(dir)
 }
 
-// hasPtrace reads a process's status (proc(5)).
+// hasPtrace reports whether a process's status (proc(5)) shows the capability, and only uid.
 func hasPtrace(status []byte, uid uint32) bool {
 	ids, _ := procstatus.Field(status, "Uid")
 	all := slices.Repeat([]string{strconv.FormatUint(uint64(uid), 10)}, 4)
@@ -106,9 +106,8 @@ func hasPtrace(status []byte, uid uint32) bool {
 	return err == nil && caps>>unix.CAP_SYS_PTRACE&1 != 0 && slices.Equal(strings.Fields(ids), all)
 }
 
-// ownNamespace tells whether a process is in pfd's user namespace. A pfd without
-// privilege may not look at the link of root's processes: whose ids are mapped as
-// pfd's own are then takes its place.
+// ownNamespace reports whether a process is in pfd's user namespace. A pfd without privilege may
+// not read that link of root's processes; for these it compares the maps of ids instead.
 func ownNamespace(dir *os.Root) bool {
 	own, err := os.Readlink("/proc/self/ns/user")
 	if err != nil {

@@ -10,15 +10,13 @@ import (
 	"github.com/exanet/pfd/internal/tally"
 )
 
-// metricPrefix is before the names of all metrics but those of the process and
-// of Go's runtime.
+// metricPrefix begins the names of all metrics except those of the process and of Go's runtime.
 const metricPrefix = "exanet_"
 
-// scrape is what one request for the metrics found. It is a Collector of metrics
-// that are not known before.
+// scrape collects the metrics for one request. It implements prometheus.Collector.
 type scrape struct{ list []prometheus.Metric }
 
-// Describe implements prometheus.Collector: nothing is promised.
+// Describe implements prometheus.Collector. It sends nothing: the metrics are not known before.
 func (s *scrape) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -36,7 +34,7 @@ func (s *scrape) add(kind prometheus.ValueType, name, help string, value float64
 	desc := prometheus.NewDesc(metricPrefix+name, help, names, nil)
 	m, err := prometheus.NewConstMetric(desc, kind, value, values...)
 	if err != nil {
-		m = prometheus.NewInvalidMetric(desc, err) // Gather tells
+		m = prometheus.NewInvalidMetric(desc, err) // Gather reports it
 	}
 	s.list = append(s.list, m)
 }
@@ -49,7 +47,7 @@ func (s *scrape) gauge(name, help string, value float64, labels ...string) {
 	s.add(prometheus.GaugeValue, name, help, value, labels...)
 }
 
-// histogram adds one; desc names its labels.
+// histogram adds a histogram; desc names its labels.
 func (s *scrape) histogram(desc *prometheus.Desc, h *tally.Histogram, labels ...string) {
 	cumulative, below := map[float64]uint64{}, uint64(0)
 	for i, b := range tally.Bounds {

@@ -18,28 +18,28 @@ import (
 	"github.com/exanet/pfd/proc"
 )
 
-// Config is what the daemon gives its Server.
+// Config configures a Server.
 type Config struct {
 	Host Host
 	Log  *slog.Logger
 	Now  func() int64 // the clock of the faults, nanoseconds
-	// Status returns what the daemon says of itself: all that does not depend on the peer.
+	// Status returns the fields of the status that do not depend on the peer.
 	Status func() control.Status
-	// Counters returns metrics of the daemon's own files.
+	// Counters returns further counters of the daemon.
 	Counters func() []control.Counter
-	// Traced returns what the probe has measured; nil: pfd keeps no trace.
+	// Traced returns the measurements of the probe; nil: pfd keeps none.
 	Traced func() (any, error)
 }
 
-// Server answers requests. It owns what only the control interface needs: who follows the
-// faults, the histograms of their stages, and what was copied last for those who do not see
-// everything.
+// Server answers requests. It owns the state that only the control interface needs: the clients
+// that follow the faults, the histograms of the faults' stages, and the last results for peers
+// that do not see everything.
 type Server struct {
 	cfg       Config
 	log       *slog.Logger
 	host      Host
 	features  *session.Features
-	self      *proc.Process // pfd, for what it has pinned
+	self      *proc.Process // pfd, for its pinned memory
 	times     []stageTimes  // by node, each owned by the node's owner
 	monitors  *quota.Quota
 	watchers  watchers // the clients that follow the faults
@@ -58,7 +58,7 @@ type Server struct {
 	}
 }
 
-// New makes a Server. It answers from Serve on.
+// New returns a Server.
 func New(cfg Config) (*Server, error) {
 	self, err := proc.LookSelf()
 	if err != nil {
@@ -72,15 +72,15 @@ func New(cfg Config) (*Server, error) {
 	return srv, nil
 }
 
-// Close releases what New has opened.
+// Close closes the file that New has opened.
 func (srv *Server) Close() error { return srv.self.Close() }
 
-// leftTime is between two looks at whether the client of a stream has left. Defined by this
+// leftTime is the interval of checks that the client of a stream is still there. Defined by this
 // project.
 const leftTime = 5 * time.Second
 
-// stream returns a context that ends when the client of a stream leaves, or pfd ends.
-// Package http does not see one leave that has sent more than its request.
+// stream returns a context that ends when the client of a stream leaves, or pfd ends. Package
+// http does not notice that a client leaves if it has sent more than its request.
 func (srv *Server) stream(r *http.Request) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(r.Context())
 	go func() {
@@ -103,7 +103,7 @@ func (srv *Server) stream(r *http.Request) (context.Context, context.CancelFunc)
 	return ctx, cancel
 }
 
-// refusals counts the connections that pfd did not serve.
+// refusals returns the counters of connections that pfd did not serve.
 func (srv *Server) refusals() []control.Counter {
 	refused, dropped := srv.host.Refused()
 	return []control.Counter{
@@ -112,8 +112,8 @@ func (srv *Server) refusals() []control.Counter {
 	}
 }
 
-// pinned sums what is locked or pinned in pfd and in the processes; one that is
-// attached twice counts once. -1: it could not be read of one of them.
+// pinned sums the locked and pinned memory of pfd and of the processes, of which each counts
+// once. -1: the kernel does not tell it of one of them.
 func (srv *Server) pinned(processes []*proc.Process) int64 {
 	sum := pinnedOf(srv.self)
 	counted := map[int]bool{os.Getpid(): true}
@@ -131,8 +131,8 @@ func (srv *Server) pinned(processes []*proc.Process) int64 {
 	return sum
 }
 
-// pinnedOf returns a process's VmLck + VmPin; 0 of a process that has gone; -1 if the kernel
-// does not say.
+// pinnedOf returns a process's VmLck + VmPin, 0 for a process that has ended, and -1 if the
+// kernel does not tell.
 func pinnedOf(p *proc.Process) int64 {
 	n, err := p.Locked()
 	switch {

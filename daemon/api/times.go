@@ -6,11 +6,11 @@ import (
 	"github.com/exanet/pfd/internal/tally"
 )
 
-// stage is a part of a fault's way.
+// stage is a part of the handling of a fault.
 type stage int
 
-// The stages: from the interrupt to the entry read, to the page-in's begin, to
-// its end, to the RAPF or the question to the process; and all of it.
+// The stages end when the entry is read, when the page-in begins, when it ends, and when the RAPF
+// or the question to the process is sent; the first begins with the interrupt.
 const (
 	stageDrain stage = iota
 	stageQueue
@@ -22,20 +22,20 @@ const (
 
 var stageNames = [stages]string{"drain", "queue", "page_in", "answer", "total"}
 
-// sideNames are the ends of a transfer that fault.
+// sideNames name the end of the transfer that faulted.
 var sideNames = [2]string{"local", "remote"}
 
-// kindNames are gup.Kind's, and none where nothing was paged in.
+// kindNames name gup.Kind, and none if nothing was paged in.
 var kindNames = [kinds]string{"none", gup.Minor.String(), gup.Major.String(), gup.Permission.String()}
 
 const kinds = 4
 
-// stageTimes are the histograms of one node, on the owning goroutine.
+// stageTimes are the histograms of one node. They belong to the owning goroutine.
 type stageTimes struct {
 	of [stages][2][kinds]tally.Histogram
 }
 
-// observe takes the stages that a fault has reached.
+// observe adds the stages that a fault has reached.
 func (t *stageTimes) observe(rec *fault.Record) {
 	side, kind := 0, 0
 	if rec.Write {
@@ -58,7 +58,7 @@ func (t *stageTimes) observe(rec *fault.Record) {
 	}
 }
 
-// stagesOf gives how long each stage of a fault took; -1: it was not reached.
+// stagesOf returns how long each stage of a fault took; -1: it was not reached.
 func stagesOf(rec *fault.Record) (took [stages]int64) {
 	start, last := rec.Began(), max(rec.Drained, rec.Resident)
 	for st, b := range [stages]struct{ from, to int64 }{

@@ -12,8 +12,8 @@ import (
 	"github.com/exanet/pfd/internal/tally"
 )
 
-// Outcomes are the statuses of transfers as label values (spec/messages.md 1,
-// reserved_1): a word each for the rows of docs/troubleshooting.md.
+// Outcomes name the statuses of transfers (spec/messages.md 1, reserved_1) in labels and in
+// docs/troubleshooting.md.
 var Outcomes = [device.Statuses]string{
 	device.StatusNone:       "completed",
 	device.StatusSlaveError: "slave_error",
@@ -31,8 +31,8 @@ var Outcomes = [device.Statuses]string{
 
 var directions = [tally.Directions]string{tally.Write: "write", tally.Read: "read"}
 
-// transfers adds a node's transfers. Ways of ending that none has taken are left out,
-// but for writes that are completed: a rate has something to begin with.
+// transfers adds a node's transfers. It omits outcomes that have not happened, except completed
+// writes, so that a rate has a first sample.
 func (s *scrape) transfers(node string, ended *tally.Node) {
 	const which = "transfers that have ended: writes of the node's processes and reads that it served, by priority class and by outcome (docs/troubleshooting.md)"
 	desc := prometheus.NewDesc(metricPrefix+"transfer_seconds", "time from the doorbell to the final status of "+which,
@@ -54,12 +54,12 @@ func (s *scrape) transfers(node string, ended *tally.Node) {
 	}
 }
 
-// kindCounters are the counters that are one metric with a label here.
+// kindCounters are the counters that become one metric with the label kind.
 var kindCounters = map[string]string{
 	control.CounterMinor: "minor", control.CounterMajor: "major", control.CounterPermission: "permission",
 }
 
-// nodeCounter adds a counter of a node. What has a kind or a number in its name has a label here.
+// nodeCounter adds a counter of a node. A kind or a code in its name becomes a label.
 func (s *scrape) nodeCounter(node string, c *control.Counter) {
 	if kind, ok := kindCounters[c.Name]; ok {
 		s.counter("page_ins_total", "page-ins by kind of fault", c.Value, "node", node, "kind", kind)
@@ -72,21 +72,21 @@ func (s *scrape) nodeCounter(node string, c *control.Counter) {
 	s.counter(c.Name, c.Help, c.Value, "node", node)
 }
 
-// shadow adds what a node's device has of the processes' memory.
+// shadow adds the processes' memory that a node's device has mapped.
 func (s *scrape) shadow(m session.Sharing, index int) {
 	t, ok := m.Shadow(index)
 	if !ok {
 		return
 	}
 	node := strconv.Itoa(index)
-	s.gauge("window_bytes", "bytes of memory that the device may have mapped at one time", float64(t.Window), "node", node)
+	s.gauge("window_bytes", "bound of the memory that the device has mapped at one time, in bytes", float64(t.Window), "node", node)
 	s.gauge("window_mapped_bytes", "bytes of memory that the device has mapped", float64(t.Mapped), "node", node)
 	s.gauge("window_tables_bytes", "bytes of pfd's tables and queues that the device has mapped", float64(t.Tables), "node", node)
 	s.gauge("window_pinned_bytes", "bytes of memory that mapping has pinned", float64(t.Pinned), "node", node)
 	s.gauge("window_shared_bytes", "bytes of memory that processes share", float64(t.Shared), "node", node)
 	s.counter("window_maps_total", "runs of pages mapped for the device", t.Maps, "node", node)
-	s.counter("window_evictions_total", "places of at most 16 pages unmapped to make room, or because nobody used them", t.Evictions, "node", node)
-	s.counter("window_mismatches_total", "pages that the device has in its tables and was refused", t.Mismatches, "node", node)
+	s.counter("window_evictions_total", "places of at most 16 pages unmapped to make room, or because they were not used", t.Evictions, "node", node)
+	s.counter("window_mismatches_total", "pages that the device was refused although they are in its tables", t.Mismatches, "node", node)
 	if sent, awaited, ok := m.Messages(index); ok {
 		s.counter("device_messages_total", "messages sent to the device since it came", sent, "node", node)
 		s.counter("device_messages_awaited_total", "messages to the device whose answer was awaited", awaited, "node", node)

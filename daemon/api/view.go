@@ -64,7 +64,7 @@ func (srv *Server) viewNodes(ctx context.Context, q *query) (any, error) {
 	for _, l := range looks {
 		v := l.v
 		if !q.peer.All {
-			v.Domains, v.IRQStatus, v.Transfers = l.count(q.peer), 0, nil // not what others do
+			v.Domains, v.IRQStatus, v.Transfers = l.count(q.peer), 0, nil // these show what others do
 		}
 		if firmware := srv.features.Firmware; firmware != nil {
 			v.Firmware = firmware()
@@ -129,7 +129,7 @@ func (srv *Server) viewChannels(ctx context.Context, q *query) (any, error) {
 	for _, l := range looks {
 		for i := range l.v {
 			c := &l.v[i]
-			// A slot's former transfers stand there until a new one begins.
+			// A slot shows transfers of its former domain until a new one begins.
 			if !l.seesDomain(q.peer, c.slot, c.state.PDID, c.state.Generation) {
 				continue
 			}
@@ -160,7 +160,7 @@ func (srv *Server) viewTransactions(ctx context.Context, q *query) (any, error) 
 	inFlight := srv.features.Transactions
 	if inFlight == nil {
 		return nil, &failure{http.StatusNotImplemented, control.CodeNotSupported, fmt.Sprintf(
-			"the transactions of --device %s are its firmware's, in the process or machine that has the device, and no register tells them: see `exanetctl channel` for the transfers and how many of their blocks are paused, and `exanetctl counter` for retransmissions and NACKs", srv.cfg.Status().Device)}
+			"only the firmware of --device %s knows its transactions, and no register shows them: see `exanetctl channel` for the transfers and how many of their blocks are paused, and `exanetctl counter` for retransmissions and NACKs", srv.cfg.Status().Device)}
 	}
 	looks, err := srv.looks.transactions.look(ctx, srv.host, q, func(n *session.Node) (v transactions, _ error) {
 		v.list, v.now = inFlight(n.Index())
@@ -195,7 +195,7 @@ func (srv *Server) viewSMMU(ctx context.Context, q *query) (any, error) {
 	looks, err := srv.looks.smmu.look(ctx, srv.host, q, func(n *session.Node) (list [device.Slots]control.SMMUBank, err error) {
 		for i := range list {
 			if !q.peer.All && n.Tenant(i).PDID == 0 {
-				continue // nobody who asks so sees it
+				continue // only a peer that sees everything would see it
 			}
 			if list[i], err = readBank(n.Bus(), n.Index(), i); err != nil {
 				return list, err
@@ -209,7 +209,7 @@ func (srv *Server) viewSMMU(ctx context.Context, q *query) (any, error) {
 				continue
 			}
 			if b.FSR == 0 && !q.peer.All {
-				// What stands there may be a fault of the slot's former domain.
+				// The registers may show a fault of the slot's former domain.
 				b.FAR, b.FSYNR0, b.FSYNR1, b.FaultWrite = 0, 0, 0, false
 			}
 			r.Banks = append(r.Banks, b)
@@ -241,7 +241,7 @@ func (srv *Server) viewFIFO(ctx context.Context, q *query) (any, error) {
 					Response: e.Response, RemainingBytes: e.remaining,
 				})
 			}
-			// How full it is tells of others.
+			// The level shows what others do.
 			f.Level, f.Highest = len(f.Entries), -1
 			if q.peer.All {
 				f.Level, f.Highest, f.Overflow = v.level, v.highest, v.overflow
@@ -277,7 +277,7 @@ func (srv *Server) viewFaults(ctx context.Context, q *query) (any, error) {
 	looks, err := srv.looks.faults.lookAlways(ctx, srv.host, q, func(n *session.Node) ([]session.Fault, error) {
 		many := control.MaxFaults
 		if q.peer.All {
-			many = q.n // the others' questions share an answer
+			many = q.n // other peers share a result
 		}
 		return n.Faults(many), nil
 	})
@@ -355,9 +355,9 @@ func (srv *Server) viewRegisters(ctx context.Context, q *query) (any, error) {
 			continue
 		}
 		if reg.Cap&device.CapsPeek != 0 {
-			continue // eight thousand, which the channels and the FIFOs show
+			continue // eight thousand registers, which the channels and the FIFOs show
 		}
-		// An array at a time: the owner has other things to do in between.
+		// Read one array at a time, so that the owner can do other work in between.
 		err := srv.host.Each(ctx, q.node, func(n *session.Node) error {
 			list, err := readRegister(n, &reg)
 			r.Registers = append(r.Registers, list...)

@@ -8,8 +8,8 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// Clients that follow the faults, of one uid and of all (ours): each costs the
-// engine something at each fault.
+// Bounds of the clients that follow the faults, each of which costs the engine some time at each
+// fault. Values below are defined by this project.
 const (
 	monitorsPerUID = 4
 	allMonitors    = 32
@@ -23,10 +23,10 @@ type watcher struct {
 	lost atomic.Uint64
 }
 
-// watchers lists them. Where there are none, a fault costs one load.
+// watchers lists the watchers. While there are none, a fault costs one load.
 type watchers struct {
 	mu   sync.Mutex
-	list atomic.Pointer[[]*watcher] // never changed: the owner of a node reads it without a lock
+	list atomic.Pointer[[]*watcher] // replaced, never changed: the owner of a node reads it without a lock
 }
 
 // add lists a watcher until stop is called.

@@ -82,7 +82,7 @@ func TestFirmwareElsewhere(t *testing.T) {
 	for _, args := range [][]string{{"transaction"}, {"transaction", "-j"}} {
 		p := show(args...)
 		says := p.err.String()
-		if p.wait() != 1 || !strings.Contains(says, "no register tells them") || !strings.Contains(says, "`exanetctl channel`") || p.out.Len() != 0 {
+		if p.wait() != 1 || !strings.Contains(says, "no register shows them") || !strings.Contains(says, "`exanetctl channel`") || p.out.Len() != 0 {
 			t.Errorf("%v: exit code %d, %q, %q", args, p.wait(), p.out.String(), says)
 		}
 	}

@@ -41,6 +41,7 @@ type Daemon struct {
 	sockets    *sockets
 	metricsTCP net.Listener   // nil: none
 	trace      *registerTrace // nil: none
+	opened     []func() error // by New, each to be closed
 }
 
 // New checks the configuration and makes the sockets. The machine is not
@@ -72,10 +73,12 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 			return nil, err
 		}
 		sc.Bus = d.trace.log.Bus
+		d.opened = append(d.opened, d.trace.close)
 	}
 	if d.host, err = session.New(sc); err != nil {
 		return nil, err
 	}
+	d.opened = append(d.opened, d.host.Close)
 	d.claims = newClaims(d.host, d.groups, d.log)
 	d.api, err = api.New(api.Config{
 		Host: d.host, Log: cfg.Log, Now: d.now, Status: d.status, Counters: d.counters, Traced: cfg.Traced,
@@ -83,6 +86,7 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
+	d.opened = append(d.opened, d.api.Close)
 	if cfg.Sandbox != SandboxStrict { // it permits none of these calls anyway
 		if err := proc.MayMove(); err != nil {
 			cfg.Log.Warn("pfd cannot touch the memory of processes itself: a memory helper serves each of them", "err", err)
@@ -91,8 +95,11 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 	if d.sockets, err = listen(cfg.Socket, cfg.MakeDirectory); err != nil {
 		return nil, err
 	}
+	d.opened = append(d.opened, d.sockets.Close)
 	if d.metricsTCP, err = api.ListenMetrics(cfg.MetricsListen); err != nil {
 		return nil, err
+	} else if d.metricsTCP != nil {
+		d.opened = append(d.opened, d.metricsTCP.Close)
 	}
 	d.upkeep = &upkeep{
 		log: d.log, limit: cfg.LogLimit, host: d.host, sockets: d.sockets, unsaid: make(chan string, 1),
@@ -109,23 +116,11 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 // and a client of its control socket. Defined by this project.
 const spareDescriptors = 32
 
-// close releases what New has opened.
+// close closes what New has opened.
 func (d *Daemon) close() error {
 	var errs []error
-	if d.trace != nil {
-		errs = append(errs, d.trace.close())
-	}
-	if d.api != nil {
-		errs = append(errs, d.api.Close())
-	}
-	if d.host != nil {
-		errs = append(errs, d.host.Close())
-	}
-	if d.sockets != nil {
-		errs = append(errs, d.sockets.Close())
-	}
-	if d.metricsTCP != nil {
-		if err := d.metricsTCP.Close(); !errors.Is(err, net.ErrClosed) {
+	for _, f := range d.opened {
+		if err := f(); !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, err)
 		}
 	}

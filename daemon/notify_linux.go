@@ -177,12 +177,7 @@ func (u *upkeep) lookForSockets(before string) (now string) {
 func (u *upkeep) alive(ctx context.Context, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	for _, n := range u.host.Nodes() {
-		if u.host.Own(ctx, n, func() error { return nil }) != nil {
-			return false
-		}
-	}
-	return true
+	return u.host.Each(ctx, control.AllNodes, func(*session.Node) error { return nil }) == nil
 }
 
 // statusLine returns what systemctl status shows, "" without a service manager.

@@ -5,16 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"sync/atomic"
-	"time"
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
+	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/proc"
 )
 
@@ -75,34 +75,6 @@ func New(cfg Config) (*Server, error) {
 // Close closes the file that New has opened.
 func (srv *Server) Close() error { return srv.self.Close() }
 
-// leftTime is the interval of checks that the client of a stream is still there. Defined by this
-// project.
-const leftTime = 5 * time.Second
-
-// stream returns a context that ends when the client of a stream leaves, or pfd ends. Package
-// http does not notice that a client leaves if it has sent more than its request.
-func (srv *Server) stream(r *http.Request) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(r.Context())
-	go func() {
-		defer cancel()
-		tick := time.NewTicker(leftTime)
-		defer tick.Stop()
-		for {
-			select {
-			case <-srv.host.Draining():
-				return
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				if c, ok := ctx.Value(connKey{}).(*peerConn); ok && c.left() {
-					return
-				}
-			}
-		}
-	}()
-	return ctx, cancel
-}
-
 // refusals returns the counters of connections that pfd did not serve.
 func (srv *Server) refusals() []control.Counter {
 	refused, dropped := srv.host.Refused()
@@ -152,4 +124,56 @@ func processes(n *session.Node) (list []*proc.Process) {
 		}
 	}
 	return list
+}
+
+// numbers are the sums of a user's attachments to a node, since each began.
+type numbers struct {
+	fault.Counts
+	gone          tally.Invalidated
+	node, domains int
+	processes     []*proc.Process
+}
+
+// numbers returns a peer's numbers for each node.
+func (srv *Server) numbers(ctx context.Context, q *query) (list []numbers, _ error) {
+	looks, err := srv.looks.accounts.lookAlways(ctx, srv.host, q, func(n *session.Node) (v [device.Slots]*session.Info, _ error) {
+		for slot := range v {
+			v[slot] = n.Attached(slot)
+		}
+		return v, nil
+	})
+	for _, l := range looks {
+		own := numbers{node: l.n.Index(), domains: l.count(q.peer)}
+		for slot, i := range l.v {
+			if i != nil && q.peer.sees(l.tenants[slot].UID) {
+				own.Add(&i.Faults)
+				own.gone = own.gone.Plus(i.Gone)
+				own.processes = append(own.processes, i.Process)
+			}
+		}
+		list = append(list, own)
+	}
+	return list, err
+}
+
+// counters lists them as counters; none if the peer has no domain.
+func (o *numbers) counters() []control.Counter {
+	if o.domains == 0 {
+		return nil
+	}
+	list := append(faultCounters(&o.Counts), goneCounters(o.gone)...)
+	for i := range list {
+		list[i].Node = o.node
+	}
+	return list
+}
+
+// count counts the slots that a peer has.
+func (s *seen[T]) count(p Peer) (n int) {
+	for _, t := range s.tenants {
+		if t.PDID != 0 && p.sees(t.UID) {
+			n++
+		}
+	}
+	return n
 }

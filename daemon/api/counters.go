@@ -67,7 +67,7 @@ func nodeCounters(f *session.Features, n *session.Node) ([]control.Counter, erro
 		a := accesses(n.Index())
 		list = append(list,
 			control.Counter{Name: control.CounterLeases, Value: a.LeasesLost, Help: "memory accesses that blocked so long that other threads serve their domain"},
-			control.Counter{Name: control.CounterKicksMuted, Value: a.Muted, Help: "times that pfd stopped polling a process for a while: its user had woken pfd spuriously too often"},
+			control.Counter{Name: control.CounterKicksMuted, Value: a.Muted, Help: "times that a process was not polled for a while, because its user kicked too often without work"},
 			control.Counter{Name: control.CounterCallsRefused, Value: a.Refused, Help: "page-ins and memory accesses refused because no thread was left for a call that may hang"},
 			control.Counter{Name: control.CounterShared, Value: a.Shared, Help: "walks and moves of shared memory that took no system call"},
 			control.Counter{Name: control.CounterSharedMissed, Value: a.SharedMissed, Help: "walks of shared memory that found a page absent, or not yet entered by pfd"})

@@ -125,7 +125,7 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 	}
 	s.gauge("handshakes", "attachments begun and not finished", float64(srv.host.Handshakes().Total()))
 	s.gauge("nodes", "nodes of this pfd", float64(len(srv.host.Nodes())))
-	s.gauge("nodes_idle", "nodes that were not used yet, whose metrics have the label node=\""+nodeIdle+"\"", float64(idle))
+	s.gauge("nodes_idle", "nodes that were never used, whose metrics have the label node=\""+nodeIdle+"\"", float64(idle))
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())
 	if recording := srv.features.Recording; recording != nil {
 		value := 0.0

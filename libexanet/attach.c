@@ -125,7 +125,7 @@ int helper_start(exanet *e, int *fds, int nfds)
 	int own = -1, null = -1, above = -1, result = 0;
 	if (nfds != 4) {
 		close_all(fds, nfds);
-		return fail(EPROTO, "pfd does not keep to the protocol: it asks for a memory helper with %d descriptors, not 4", nfds);
+		return fail(EPROTO, "pfd violates the protocol: it asks for a memory helper with %d descriptors, not 4", nfds);
 	}
 	if (fstat(fds[0], &st) || !rule_program(st.st_uid, st.st_mode, geteuid(), e->trust, e->ntrust)) {
 		close_all(fds, nfds);
@@ -173,7 +173,7 @@ static int refusal(const unsigned char *m, ssize_t n)
 	if (n <= 0)
 		return fail(ENOTCONN, "pfd closed the connection, or does not answer: it ends, or it is another program");
 	if (n < HEADER)
-		return fail(EPROTO, "pfd does not keep to the protocol");
+		return fail(EPROTO, "pfd violates the protocol");
 	if (get(m + 2, 2) != PROTOCOL)
 		return fail(EPROTO, "pfd (%.63s) speaks version %d of the protocol, this library %d: install both from one release", m + 8, (int)get(m + 2, 2), PROTOCOL);
 	if (get(m, 2) == REFUSED && n == TEXT_SIZE) {
@@ -182,7 +182,7 @@ static int refusal(const unsigned char *m, ssize_t n)
 	}
 	if (get(m, 2) == ENDED && n == TEXT_SIZE)
 		return fail(ENOTCONN, "the attachment has ended: %.431s", m + 80);
-	return fail(EPROTO, "pfd does not keep to the protocol");
+	return fail(EPROTO, "pfd violates the protocol");
 }
 
 /* answer receives pfd's next message of the handshake. If pfd first asks for a memory helper, answer starts
@@ -246,7 +246,7 @@ static int unreached(int error, const char *attach, const char *control)
 		if (error == EACCES && faccessat(AT_FDCWD, dir, X_OK, AT_EACCESS))
 			return fail(error, "%s: this user may not enter directory %s, of uid %u with mode %#o: its owner can run chmod 755 %s", attach, dir, st.st_uid, st.st_mode & 07777, dir);
 		if (error == ENOENT && !st.st_nlink)
-			return fail(error, "no pfd answers on %s: directory %s was removed, and perhaps made anew, after it was mounted here: start this container again", attach, dir);
+			return fail(error, "no pfd answers on %s: directory %s was removed, and perhaps made again, after it was mounted here: start this container again", attach, dir);
 	}
 	errno = error;
 	return error == EACCES || error == EPERM ?
@@ -335,7 +335,7 @@ static int handshake(exanet *e, const struct exanet_options *o)
 	void *pages = right ? mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0) : MAP_FAILED;
 	close(fds[0]);
 	if (!right)
-		return fail(EPROTO, "pfd does not keep to the protocol");
+		return fail(EPROTO, "pfd violates the protocol");
 	if (pages == MAP_FAILED)
 		return fail(errno, "map the attachment's memory: %m");
 	e->pages = pages;

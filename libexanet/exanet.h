@@ -5,8 +5,8 @@
  * may be called by any thread.
  *
  * A forked child cannot use its parent's attachment. Functions return -EPERM there, exanet_alloc NULL,
- * exanet_export and exanet_get_info zeros. exanet_close and exanet_free release what the child inherited,
- * and end nothing of the parent's. A child attaches anew. It inherits no descriptor that another thread is
+ * exanet_export and exanet_get_info zeros. exanet_close and exanet_free release the child's copies, and do
+ * not affect the parent's. A child must attach itself. It inherits no descriptor that another thread is
  * sending to pfd; a child of clone or _Fork may (exanet(3)).
  *
  * The library starts tasks (keepers, and a memory helper if pfd is another user's). They send no SIGCHLD,
@@ -65,7 +65,7 @@ struct exanet_options {
 	uint32_t ntrust;
 };
 
-/* Memory of a process, for its peers: a name and not a right. */
+/* Memory of a process, for its peers: it names the memory and carries no rights. */
 struct exanet_remote {
 	uint32_t node, generation;
 	uint16_t pdid;

@@ -1,4 +1,4 @@
-/* The keeper: a task that names the process's memory and can do nothing else
+/* The keeper: a task that identifies the process's memory and can do nothing else
  * (docs/attach.md 9). */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -221,9 +221,9 @@ static int ended(struct keeper *k, int options)
 	if (!pid)
 		return 0;
 	if (pid > 0 && WIFSIGNALED(status))
-		return fail(EPERM, "a keeper cannot be bound: signal %d ended it: a seccomp policy forbids %s here", WTERMSIG(status), k->failed ? k->failed : "it");
+		return fail(EPERM, "a keeper cannot be confined: signal %d ended it: a seccomp policy forbids %s here", WTERMSIG(status), k->failed ? k->failed : "it");
 	const int error = pid > 0 ? WEXITSTATUS(status) : ESRCH;
-	return fail(error == EMFILE ? EMFILE : EPERM, "a keeper cannot be bound: %s: %s", k->failed ? k->failed : "it ended", strerror(error));
+	return fail(error == EMFILE ? EMFILE : EPERM, "a keeper cannot be confined: %s: %s", k->failed ? k->failed : "it ended", strerror(error));
 }
 
 /* How long a keeper may take (ns): the first one, then twice as long for each further one. */

@@ -175,7 +175,7 @@ func (r *rings) deliver() {
 // off turns queues that an error or a reset turned off on again, after a delay.
 func (r *rings) off() {
 	if r.left == 0 {
-		r.n.m.log.Warn("the device's queues in memory stay off until pfd or the device starts anew", "node", r.n.index)
+		r.n.m.log.Warn("the device's queues in memory stay off until pfd or the device restarts", "node", r.n.index)
 		return
 	}
 	r.left--

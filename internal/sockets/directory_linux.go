@@ -64,7 +64,7 @@ func Why(path string, err error) string {
 		var st unix.Stat_t
 		dir := filepath.Dir(path)
 		if unix.Stat(dir, &st) == nil && st.Nlink == 0 {
-			return fmt.Sprintf("directory %s was removed, and perhaps made anew, after it was mounted here: start this container again", dir)
+			return fmt.Sprintf("directory %s was removed, and perhaps made again, after it was mounted here: start this container again", dir)
 		}
 	}
 	return ""

@@ -162,11 +162,7 @@ func (b *buffer) fill() error {
 			return fmt.Errorf("mprotect: %w", err)
 		}
 	case Pinned:
-		if err := unix.Mlock(b.area); errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("%w: locking %d bytes: %w: raise RLIMIT_MEMLOCK (ulimit -l)", ErrSkipped, len(b.area), err)
-		} else if err != nil {
-			return fmt.Errorf("mlock: %w", err)
-		}
+		return lockMemory(b.area)
 	case Swapped:
 		return b.swapOut()
 	case Unmapped:

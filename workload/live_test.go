@@ -73,12 +73,18 @@ func (l *live) open(t *testing.T, o Options) *Session {
 	return s
 }
 
+// one makes one transfer.
+func (s *Session) one(q Request, dstOffset uint64) (Outcome, error) {
+	out, err := s.do(&q, []Parallel{{q.Size, q.Urgent}}, dstOffset)
+	return out[0], err
+}
+
 // arrive makes a transfer and fails the test if it does not arrive.
-func arrive(t *testing.T, s *Session, x Transfer) Outcome {
+func arrive(t *testing.T, s *Session, x Request, dstOffset uint64) Outcome {
 	t.Helper()
 	x.Timeout = time.Minute
 	x.Waiting = Auto.resolve(x.Size)
-	out, err := s.Do(x)
+	out, err := s.one(x, dstOffset)
 	if err != nil {
 		t.Fatalf("%+v: %v", x, err)
 	}
@@ -117,7 +123,7 @@ func TestLiveArrives(t *testing.T) {
 							if size >= 1<<20 && i > 1 {
 								continue // alignments are the small ones' to show
 							}
-							arrive(t, s, Transfer{Size: size, SrcOffset: offset.src, DstOffset: offset.dst, Src: state.src, Dst: state.dst})
+							arrive(t, s, Request{Size: size, Offset: offset.src, Src: state.src, Dst: state.dst}, offset.dst)
 						}
 					}
 				}
@@ -182,15 +188,15 @@ func TestLiveUnresolvable(t *testing.T) {
 			s := l.open(t, l.options(t, method, "p1"))
 			for _, size := range []uint64{1, 4096, 100000} {
 				for _, states := range []struct{ src, dst State }{{Present, ReadOnly}, {Present, Unmapped}, {Unmapped, Present}, {Absent, ReadOnly}} {
-					out, err := s.Do(Transfer{Size: size, Src: states.src, Dst: states.dst, Waiting: Wait, Timeout: time.Minute})
+					out, err := s.one(Request{Size: size, Src: states.src, Dst: states.dst, Waiting: Wait, Timeout: time.Minute}, 0)
 					if err != nil {
 						t.Fatal(err)
 					}
 					if out.Arrived || !strings.Contains(out.Failure, "mapped") || out.Wrong != "" || out.Pinned != 0 {
 						t.Errorf("%d bytes from %s to %s: %+v", size, states.src, states.dst, out)
 					}
-					arrive(t, s, Transfer{Size: size, Src: Present, Dst: Absent})
-					arrive(t, other, Transfer{Size: size, Src: Present, Dst: Absent})
+					arrive(t, s, Request{Size: size, Src: Present, Dst: Absent}, 0)
+					arrive(t, other, Request{Size: size, Src: Present, Dst: Absent}, 0)
 				}
 			}
 		})

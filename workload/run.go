@@ -18,12 +18,15 @@ type Request struct {
 	Options
 	Count    int
 	Size     uint64
-	Offset   uint64
+	Offset   uint64 // of both buffers, from a 16 KiB boundary
 	Src, Dst State
 	Waiting  Waiting
-	Warm     bool          // see Transfer
-	Seed     uint64        // of the patterns
-	Timeout  time.Duration // of one transfer; 0 means DefaultTimeout
+	// Warm makes a small write into present memory before each transfer, which is not
+	// measured. It wakes pfd and its threads, which go to sleep while the buffers are made
+	// and checked, as they do not when transfers follow one another.
+	Warm    bool
+	Seed    uint64        // of the patterns
+	Timeout time.Duration // of one transfer; 0 means DefaultTimeout
 	// Progress, if not nil, is called after each round with the number of rounds done.
 	Progress func(done int)
 	Read     bool // the initiator reads the target's buffer, which is the source
@@ -209,13 +212,6 @@ func (s *Session) explain(ctx context.Context, d Daemon, o Options, r *Result) {
 
 // rounds makes the transfers of set at once, q.Count times.
 func (s *Session) rounds(q Request, set []Parallel, r *Result) (list []Completion, err error) {
-	if q.Timeout == 0 {
-		q.Timeout = DefaultTimeout
-	}
-	each := make([]Transfer, len(set))
-	for i, p := range set {
-		each[i] = Transfer{Size: p.Size, SrcOffset: q.Offset, DstOffset: q.Offset, Src: q.Src, Dst: q.Dst, Waiting: q.Waiting, Timeout: q.Timeout, Warm: q.Warm, Read: q.Read, Urgent: p.Urgent}
-	}
 	var latencies []int64
 	wrong := false
 	defer func() {
@@ -224,7 +220,7 @@ func (s *Session) rounds(q Request, set []Parallel, r *Result) (list []Completio
 		r.Latency = summarize(latencies)
 	}()
 	for n := range q.Count {
-		all, err := s.do(each)
+		all, err := s.do(&q, set, q.Offset)
 		if err != nil {
 			r.fail(err.Error())
 			return list, err

@@ -283,7 +283,7 @@ func TestSessionLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Do(Transfer{Size: 4096, Src: Present, Dst: Absent, Waiting: Wait, Timeout: time.Minute}); err != nil {
+	if _, err := s.one(Request{Size: 4096, Src: Present, Dst: Absent, Waiting: Wait, Timeout: time.Minute}, 0); err != nil {
 		t.Error(err)
 	}
 	if s.initiator.pid() == s.target.pid() || s.initiator.pid() == os.Getpid() {

@@ -144,22 +144,6 @@ func (s *Session) both(initiator, target order) (a, b reply, err error) {
 	return a, b, errors.Join(err1, err2)
 }
 
-// Transfer is one transfer to make.
-type Transfer struct {
-	Size                 uint64
-	SrcOffset, DstOffset uint64 // of the buffers, from a 16 KiB boundary
-	Src, Dst             State
-	Waiting              Waiting // Poll or Wait
-	Timeout              time.Duration
-	// Warm makes a small write into present memory right before, which is not measured. It
-	// wakes pfd and its threads, which go to sleep while the buffers are made and checked,
-	// as they do not when transfers follow one another.
-	Warm bool
-	// Read makes the initiator read the target's buffer; Src is then the target's state.
-	Read   bool
-	Urgent bool // high class
-}
-
 // Outcome is the result of a transfer.
 type Outcome struct {
 	Arrived bool
@@ -171,43 +155,36 @@ type Outcome struct {
 	Place          int // in the order of completion of concurrent transfers, from 1
 }
 
-// Do makes both buffers anew, makes the transfer and checks every byte. After an error the
-// session cannot be used any more; the outcome may still have the reason.
-func (s *Session) Do(t Transfer) (Outcome, error) {
-	out, err := s.do([]Transfer{t})
-	return out[0], err
-}
-
-// do is like Do, but makes all transfers of set at once. They may differ only in size and class.
-func (s *Session) do(set []Transfer) ([]Outcome, error) {
+// do makes all buffers anew, makes the transfers of set at once and checks every byte. After
+// an error the session cannot be used any more; the outcomes may still have the reason.
+func (s *Session) do(q *Request, set []Parallel, dstOffset uint64) ([]Outcome, error) {
 	out := make([]Outcome, len(set))
 	s.arrived = false
 	src, dst := make([]prepare, len(set)), make([]prepare, len(set))
-	t := set[0]
 	// each sends the order for the source and the order for the destination to the processes
 	// that have these buffers, and returns the replies in the same order.
 	each := func(src, dst order) (a, b reply, err error) {
-		if t.Read {
+		if q.Read {
 			b, a, err = s.both(dst, src)
 			return a, b, err
 		}
 		return s.both(src, dst)
 	}
-	w := writeOrder{Waiting: t.Waiting, Timeout: t.Timeout, Read: t.Read}
+	w := writeOrder{Waiting: q.Waiting, Timeout: cmp.Or(q.Timeout, DefaultTimeout), Read: q.Read}
 	for i, t := range set {
 		s.transfers++
-		src[i] = prepare{State: t.Src, Size: t.Size, Offset: t.SrcOffset, Seed: word(s.seed, 2*s.transfers)}
-		dst[i] = prepare{State: t.Dst, Size: t.Size, Offset: t.DstOffset, Seed: word(s.seed, 2*s.transfers+1)}
+		src[i] = prepare{State: q.Src, Size: t.Size, Offset: q.Offset, Seed: word(s.seed, 2*s.transfers)}
+		dst[i] = prepare{State: q.Dst, Size: t.Size, Offset: dstOffset, Seed: word(s.seed, 2*s.transfers+1)}
 		a, b, err := each(order{Op: opPrepare, Buffer: i, Prepare: src[i]}, order{Op: opPrepare, Buffer: i, Prepare: dst[i]})
 		if err != nil {
 			return out, err
 		}
-		if t.Read {
+		if q.Read {
 			b = a
 		}
 		w.Targets = append(w.Targets, target{b.Remote, t.Urgent})
 	}
-	if t.Warm {
+	if q.Warm {
 		if s.warm == (rdma.Remote{}) {
 			o := order{Op: opPrepare, Buffer: warmBuffer, Prepare: prepare{State: Present, Size: warmSize}}
 			_, b, err := s.both(o, o)
@@ -241,7 +218,7 @@ func (s *Session) do(set []Transfer) ([]Outcome, error) {
 		want := verify{Arrived: out[i].Arrived, Source: src[i].content(), SourceData: src[i].data()}
 		// A buffer that cannot be written must be unchanged. In any other the blocks
 		// before the failure may have been written.
-		want.Partial = !out[i].Arrived && t.Dst != ReadOnly && t.Dst != Unmapped
+		want.Partial = !out[i].Arrived && q.Dst != ReadOnly && q.Dst != Unmapped
 		a, b, err := each(order{Op: opVerify, Buffer: i}, order{Op: opVerify, Buffer: i, Verify: want})
 		switch {
 		case err != nil:

@@ -43,14 +43,12 @@ type qemuFlags struct {
 	deb, kernel          string
 	fetch                bool
 	what                 qemu.What
-	modules, machine     string
-	uio                  bool
-	guests, nodes        int
-	debian, noPFD        bool
+	qemu.Options
+	debian, noPFD bool
 }
 
 func (a *app) qemuCommand() *cobra.Command {
-	f := &qemuFlags{guests: 2, nodes: 2}
+	f := &qemuFlags{}
 	c := &cobra.Command{
 		Use:   "qemu",
 		Short: "Run virtual machines that have emulated nodes as PCI devices",
@@ -106,12 +104,12 @@ stopped. When all files exist it needs no network.`,
 		Args:  maxArgs(0),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.qemuBoot(cmd.Context(), f) },
 	}
-	boot.Flags().IntVar(&f.guests, "guests", f.guests, "guests, 1 to 15")
-	boot.Flags().IntVar(&f.nodes, "nodes", f.nodes, "nodes of each guest, 1 to 4")
-	boot.Flags().StringVar(&f.modules, "modules", guest.SetStock, "VFIO modules: stock (Debian's, with groups and type 1), or iommufd (setup --iommufd)")
+	boot.Flags().IntVar(&f.Guests, "guests", 2, "guests, 1 to 15")
+	boot.Flags().IntVar(&f.Nodes, "nodes", 2, "nodes of each guest, 1 to 4")
+	boot.Flags().StringVar(&f.Modules, "modules", guest.SetStock, "VFIO modules: stock (Debian's, with groups and type 1), or iommufd (setup --iommufd)")
 	boot.Flags().BoolVar(&f.debian, "debian", false, "guests with Debian's systemd and pfd as its service (setup --debian)")
-	boot.Flags().StringVar(&f.machine, "machine", qemu.MachineX86, "x86, no-iommu (with --modules iommufd or --uio), or arm64 (setup --arm64)")
-	boot.Flags().BoolVar(&f.uio, "uio", false, "with --machine no-iommu: drive the nodes by UIO instead of VFIO")
+	boot.Flags().StringVar(&f.Machine, "machine", qemu.MachineX86, "x86, no-iommu (with --modules iommufd or --uio), or arm64 (setup --arm64)")
+	boot.Flags().BoolVar(&f.UIO, "uio", false, "with --machine no-iommu: drive the nodes by UIO instead of VFIO")
 	boot.Flags().BoolVar(&f.noPFD, "no-pfd", false, "plug the nodes in, but start no pfd")
 
 	run := &cobra.Command{
@@ -262,13 +260,14 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 	if err != nil {
 		return err
 	}
-	if f.modules != guest.SetStock && f.modules != guest.SetIOMMUFD {
-		return usagef("--modules %q: want %q or %q", f.modules, guest.SetStock, guest.SetIOMMUFD)
+	if f.Modules != guest.SetStock && f.Modules != guest.SetIOMMUFD {
+		return usagef("--modules %q: want %q or %q", f.Modules, guest.SetStock, guest.SetIOMMUFD)
 	}
-	if f.nodes < 1 {
-		return usagef("--nodes %d: want 1 to %d", f.nodes, qemu.MaxNodes)
+	if f.Nodes < 1 {
+		return usagef("--nodes %d: want 1 to %d", f.Nodes, qemu.MaxNodes)
 	}
-	o := qemu.Options{Modules: f.modules, Machine: f.machine, UIO: f.uio, Guests: f.guests, Nodes: f.nodes, Server: []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}}
+	o := f.Options
+	o.Server = []string{filepath.Join(cache.Programs, "exanetctl"), "emu", "serve"}
 	if f.debian {
 		o.System = qemu.Debian
 	}
@@ -283,7 +282,7 @@ func (a *app) qemuBoot(ctx context.Context, f *qemuFlags) error {
 	if _, err := qemu.Boot(ctx, cache, dir, o); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.out, "%d guests with %d nodes each: exanetctl qemu run 0 -- exanetctl status\n", f.guests, f.nodes)
+	_, err = fmt.Fprintf(a.out, "%d guests with %d nodes each: exanetctl qemu run 0 -- exanetctl status\n", f.Guests, f.Nodes)
 	return err
 }
 

@@ -81,15 +81,14 @@ func (a *app) replay(file string, counters bool) error {
 			}
 		}
 	}
-	switch {
-	case a.wantJSON():
-		if perr := a.printJSON(v); perr != nil {
-			return perr
-		}
-	case h.Nodes > 0: // the header could be read
-		if perr := a.printReplay(&v, broken, counters); perr != nil {
-			return perr
-		}
+	var perr error
+	if a.wantJSON() {
+		perr = a.printJSON(v)
+	} else if h.Nodes > 0 { // the header could be read
+		perr = a.printReplay(&v, broken, counters)
+	}
+	if perr != nil {
+		return perr
 	}
 	if broken {
 		if !a.wantJSON() {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -444,14 +445,6 @@ func (a *app) faultCommand() *cobra.Command {
 	return list(a, l, a.monitorCommand(), a.stagesCommand())
 }
 
-// positive returns the cell of a number for which 0 means unknown.
-func positive(n int) any {
-	if n == 0 {
-		return unmeasured
-	}
-	return n
-}
-
 // wallTime returns the time of a fault by this machine's clock; in CSV in ns since 1970.
 func wallTime(f *control.Fault) quantity {
 	if f.UnixNS == 0 {
@@ -497,7 +490,7 @@ func faultListing() *listing[control.Fault] {
 			{"PAGE_IN_US", 1, func(f *fault) any { return micros(f.Stages.PageIn) }},
 			{"ANSWER_US", 2, func(f *fault) any { return micros(f.Stages.Answer) }},
 			{"TOTAL_US", 0, func(f *fault) any { return micros(f.Stages.Total) }},
-			{"PID", 0, func(f *fault) any { return positive(f.PID) }},
+			{"PID", 0, func(f *fault) any { return countCell(cmp.Or(f.PID, -1)) }},
 			{"TIME", 0, func(f *fault) any { return wallTime(f) }},
 			{"AGE", 8, func(f *fault) any {
 				if f.UnixNS == 0 {

@@ -95,8 +95,7 @@ func (a *app) serveUI(ctx context.Context, c *control.Client, listen string) err
 		MaxHeaderBytes: uiHeaderSize,
 		BaseContext:    func(net.Listener) context.Context { return ctx },
 	}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
+	defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
 	url := fmt.Sprintf("http://%s/%s/", l.Addr(), token)
 	if a.wantJSON() {
 		err = a.printJSON(struct {
@@ -107,19 +106,13 @@ func (a *app) serveUI(ctx context.Context, c *control.Client, listen string) err
 		_, err = fmt.Fprintln(a.out, url)
 		fmt.Fprintln(a.err, "Open it in a browser on this machine; ctrl-C ends the server. All users who know this address see what you may see.")
 	}
-	if err == nil {
-		select {
-		case <-ctx.Done():
-		case err = <-done:
-			return fmt.Errorf("the page's server: %w", err)
-		}
+	if err != nil {
+		return errors.Join(err, l.Close())
 	}
-	cancel()
-	err = errors.Join(err, srv.Close())
-	if e := <-done; !errors.Is(e, http.ErrServerClosed) {
-		err = errors.Join(err, e)
+	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("the page's server: %w", err)
 	}
-	return err
+	return nil
 }
 
 // uiHandler serves the files and the events under /TOKEN/. at is the listener's address.

@@ -45,10 +45,6 @@ type writeFlags struct {
 	set                 []workload.Parallel // the transfers that run at once
 }
 
-func (a *app) writeCommand() *cobra.Command { return a.transferCommand(false) }
-
-func (a *app) readCommand() *cobra.Command { return a.transferCommand(true) }
-
 const readLong = `read is like write in the other direction: the initiator on node --from reads
 the buffer of the target on node --to into its own buffer. --src is the state of
 the target's buffer, --dst that of the initiator's. Flags and JSON are those of
@@ -56,6 +52,7 @@ write.
 
 `
 
+// transferCommand returns the command write or read.
 func (a *app) transferCommand(read bool) *cobra.Command {
 	w := writeFlags{Request: workload.Request{Read: read}}
 	name, verb, long := "write", "writes between", ""
@@ -271,18 +268,15 @@ func latencyText(q workload.Request, r *workload.Result) string {
 	if r.Transfers-r.Failed > 1 {
 		text += fmt.Sprintf(" median, %s mean, %s to %s", l.Mean.Text(1), l.Min.Text(1), l.Max.Text(1))
 	}
-	text += ", " + waitingText(r.Waiting)
+	if r.Waiting == workload.Poll {
+		text += ", polling"
+	} else {
+		text += ", sleeping"
+	}
 	if !q.Warm && l.P50 < wakeUpCounts {
 		text += "; pfd slept before each transfer, --warm excludes its wake-up"
 	}
 	return text
-}
-
-func waitingText(w workload.Waiting) string {
-	if w == workload.Poll {
-		return "polling"
-	}
-	return "sleeping"
 }
 
 // progress draws a bar on a terminal.

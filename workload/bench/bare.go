@@ -121,7 +121,7 @@ func (b *bare) transfer(src, dst device.VA, size uint64) error {
 
 // faulting measures a transfer to an absent page in processor time of the calling thread.
 func (b *bare) faulting(src, dst device.VA, size uint64) (time.Duration, error) {
-	before, err := threadTime()
+	before, err := clockTime(unix.CLOCK_THREAD_CPUTIME_ID)
 	if err != nil {
 		return 0, err
 	}
@@ -132,12 +132,6 @@ func (b *bare) faulting(src, dst device.VA, size uint64) (time.Duration, error) 
 	if err == nil {
 		err = b.transfer(src, dst, size)
 	}
-	after, e := threadTime()
+	after, e := clockTime(unix.CLOCK_THREAD_CPUTIME_ID)
 	return after - before, errors.Join(err, e)
-}
-
-func threadTime() (time.Duration, error) {
-	var ts unix.Timespec
-	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
-	return time.Duration(ts.Nano()), err
 }

@@ -473,11 +473,17 @@ func (r *run) costOf(d *pfd, p *workload.Perf, q workload.PerfRun) (got workload
 // used returns the processor time that a process has used. The clock is that of
 // clock_getcpuclockid(3): ~pid << 3 | CPUCLOCK_SCHED (linux/posix-timers.h).
 func used(pid int) (time.Duration, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|2), &ts); err != nil {
-		return 0, fmt.Errorf("processor time of process %d: %w", pid, err)
+	t, err := clockTime(int32(^pid<<3 | 2))
+	if err != nil {
+		err = fmt.Errorf("processor time of process %d: %w", pid, err)
 	}
-	return time.Duration(ts.Nano()), nil
+	return t, err
+}
+
+func clockTime(clock int32) (time.Duration, error) {
+	var ts unix.Timespec
+	err := unix.ClockGettime(clock, &ts)
+	return time.Duration(ts.Nano()), err
 }
 
 // resident returns VmRSS and VmLck of a process, in bytes.

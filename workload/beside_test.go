@@ -42,7 +42,7 @@ func TestLiveBeside(t *testing.T) {
 // The fault log holds the last 1024: page, method, kind, the time of each stage
 // in its order, and the transfer.
 func TestLiveFaultLog(t *testing.T) {
-	const depth = 1024 // the issue's
+	const depth = 1024 // size of the log
 	l := startLive(t)
 	for _, method := range []string{"gup", "touch"} {
 		t.Run(method, func(t *testing.T) {

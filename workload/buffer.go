@@ -90,7 +90,7 @@ func newBuffer(p prepare, ep *rdma.Endpoint) (*buffer, error) {
 	}
 	if b.shares && p.Page > pageSize {
 		if p.State != Absent && p.State != Present && p.State != Alternate {
-			return nil, fmt.Errorf("%w: a buffer in state %s: this device reaches huge pages alone", ErrSkipped, p.State)
+			return nil, fmt.Errorf("%w: a buffer in state %s: this device accesses only huge pages", ErrSkipped, p.State)
 		}
 		b.huge = true
 		b.length = uintptr(roundUp(uint64(b.length), p.Page))
@@ -238,7 +238,7 @@ func onEveryCPU(f func() error) error {
 func (b *buffer) share() error {
 	switch b.request.State {
 	case COW:
-		return fmt.Errorf("%w: a buffer in state cow: this device reaches shared memory only, which is never copied", ErrRequest)
+		return fmt.Errorf("%w: a buffer in state cow: this device accesses only shared memory, which is never copied", ErrRequest)
 	case Unmapped:
 		return nil // the address must not be shared
 	}

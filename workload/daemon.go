@@ -77,7 +77,7 @@ func (d *DaemonProcess) waitReady(ctx context.Context, l *net.UnixConn) error {
 		case <-d.ended:
 		case <-ctx.Done():
 		}
-		_ = l.SetReadDeadline(time.Now()) // it is closed where pfd was ready
+		_ = l.SetReadDeadline(time.Now()) // fails only if StartDaemon has closed it
 	}()
 	for b := make([]byte, 4096); ; {
 		n, err := l.Read(b)

@@ -144,9 +144,9 @@ type fakeDaemon struct {
 	pid    int
 	calls  uint64
 	err    error
-	plain  bool // it does not tell the hardware's counters
-	hidden bool // nor a domain of the two
-	others int  // it tells of so many more
+	plain  bool // hides the hardware's counters
+	hidden bool // hides one of the two domains
+	others int  // number of further domains
 	gone   func() bool
 }
 

@@ -48,7 +48,7 @@ func (f *flight) run(ctx context.Context) (err error) {
 			}
 		}
 	}()
-	since, idle, left := time.Now(), f.slots, f.slots // left: slots that are not over
+	since, idle, left := time.Now(), f.slots, f.slots // left is the number of slots that are not over
 	for looks := 0; left > 0; looks++ {
 		for i := 0; i < len(open) && idle > 0; i++ {
 			u := &open[i]

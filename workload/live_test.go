@@ -121,7 +121,7 @@ func TestLiveArrives(t *testing.T) {
 					for i, offset := range liveOffsets {
 						for _, state := range liveStates {
 							if size >= 1<<20 && i > 1 {
-								continue // alignments are the small ones' to show
+								continue // small sizes cover the alignments
 							}
 							arrive(t, s, Request{Size: size, Offset: offset.src, Src: state.src, Dst: state.dst}, offset.dst)
 						}

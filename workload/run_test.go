@@ -78,7 +78,7 @@ func TestRun(t *testing.T) {
 		failed    int
 		verified  bool
 		errText   string // "" none
-		broken    bool   // Run gives an error
+		broken    bool   // Run returns an error
 	}{
 		{name: "present to present", how: "ok", src: Present, dst: Present, waiting: Poll, transfers: 2, verified: true},
 		{name: "warmed up", warm: true, how: "ok", src: Present, dst: Absent, waiting: Poll, transfers: 2, verified: true},

@@ -360,7 +360,7 @@ func (u *Putter) firehose(d place) error {
 		u.victim, u.pins = append(u.victim, u.pins[0]), u.pins[1:]
 	}
 	if i := slices.Index(u.victim, want); i >= 0 {
-		u.victim = slices.Delete(u.victim, i, i+1) // it is pinned still
+		u.victim = slices.Delete(u.victim, i, i+1) // it is still pinned
 	} else {
 		a[doLock] = want
 	}

@@ -25,7 +25,7 @@ type browser struct {
 	mu       sync.Mutex
 	last     int
 	waiting  map[int]chan json.RawMessage
-	said     []string // on the console, exceptions, and what the policy forbade
+	said     []string // messages on the console, exceptions, and violations of the policy
 	requests []string
 }
 
@@ -60,7 +60,7 @@ func openBrowser(t *testing.T, url string) *browser {
 	}
 	args := []string{"--remote-debugging-pipe", "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--user-data-dir=" + t.TempDir()}
 	if os.Geteuid() == 0 {
-		args = append(args, "--no-sandbox") // it has none for root
+		args = append(args, "--no-sandbox") // Chromium has no sandbox for root
 	}
 	cmd := exec.Command(program, append(args, "about:blank")...)
 	cmd.ExtraFiles = []*os.File{in, out} // descriptors 3 and 4

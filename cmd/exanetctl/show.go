@@ -448,7 +448,7 @@ func (a *app) faultCommand() *cobra.Command {
 // wallTime returns the time of a fault by this machine's clock; in CSV in ns since 1970.
 func wallTime(f *control.Fault) quantity {
 	if f.UnixNS == 0 {
-		return unmeasured // an older pfd
+		return unmeasured // an older pfd does not send it
 	}
 	layout := "15:04:05.000"
 	if f.AgeNS >= int64(24*time.Hour) {

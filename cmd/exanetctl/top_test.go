@@ -45,8 +45,8 @@ func TestProgressOf(t *testing.T) {
 		{10, 0, 0, 0, ".........."},
 		{10, 10, 0, 0, "##########"},
 		{10, 3, 4, 1, "###>>>!..."},
-		{1000, 1, 2, 1, "#>!......."}, // whatever there is has a character
-		{10, 9, 8, 4, "#########>"},   // and none is beyond the end
+		{1000, 1, 2, 1, "#>!......."}, // each state that has blocks has a character
+		{10, 9, 8, 4, "#########>"},   // and the line never becomes longer
 		{0, 0, 0, 0, ".........."},
 	} {
 		if got := progressOf(&control.Channel{Blocks: c.blocks, Acked: c.acked, InFlight: c.inFlight, Paused: c.paused}, 10); got != c.want {
@@ -231,7 +231,7 @@ func (m *tmux) do(args ...string) string {
 func (m *tmux) until(pattern string) string {
 	m.t.Helper()
 	want := regexp.MustCompile(pattern)
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) { // tmux tells nobody of a change
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) { // tmux does not report changes
 		text := m.do("capture-pane", "-p")
 		if want.MatchString(text) {
 			return text

@@ -73,7 +73,7 @@ func TestTraceReport(t *testing.T) {
 			}
 		}
 	}
-	if bars != 10+4 || heat != 2 { // what the colours mean, and two stages of two faults, which took unlike long
+	if bars != 10+4 || heat != 2 { // the legend, and two stages of two faults with different times
 		t.Errorf("%d rectangles, %d of the heat map", bars, heat)
 	}
 	if err := os.WriteFile(file, []byte(lines+"nonsense\n"), 0o600); err != nil {

@@ -122,7 +122,7 @@ func TestHelperIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	_ = c.Wait() // tells how it ended
+	_ = c.Wait() // fails because the process was killed
 	if state, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || state.Signal() != syscall.SIGKILL {
 		t.Errorf("it ended by %v", c.ProcessState)
 	}

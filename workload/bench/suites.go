@@ -312,7 +312,7 @@ func (r *run) overheads() error {
 func (r *run) breakdown() error {
 	t := r.table("breakdown", "The stages of a write of 4 KiB that faults (p1)", "us", "stage", "")
 	return r.with(2, func(d *pfd) error {
-		last := int64(0) // fault that was counted
+		last := int64(0) // time of the last fault that was counted
 		for _, m := range methodNames {
 			p := r.open(d, 0, 1, m, "p1")
 			for _, k := range r.kinds(p) { // one after the other: the log does not name the kind

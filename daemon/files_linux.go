@@ -3,7 +3,6 @@ package daemon
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -29,41 +28,10 @@ const (
 // recording is the file of --record. The engine never waits for it.
 type recording struct {
 	file   *os.File
-	spool  whole
+	spool  *spool.Writer
 	writer *record.Writer
 	log    *slog.Logger
 	broken atomic.Bool
-}
-
-// whole fails each write after the first loss: a recording must have no hole.
-type whole struct{ *spool.Writer }
-
-func newWhole(to io.Writer) whole { return whole{spool.New(&unbroken{to: to}, recordRoom)} }
-
-// unbroken fails each write after the first error, so that nothing of what a spool still
-// holds follows the hole.
-type unbroken struct {
-	to  io.Writer
-	err error
-}
-
-// Write implements io.Writer.
-func (u *unbroken) Write(p []byte) (n int, err error) {
-	if u.err == nil {
-		n, u.err = u.to.Write(p)
-	}
-	return n, u.err
-}
-
-// Write implements io.Writer.
-func (w whole) Write(p []byte) (int, error) {
-	if s := w.Stats(); s.Lost > 0 {
-		if s.Err != nil {
-			return 0, s.Err
-		}
-		return 0, spool.ErrFull
-	}
-	return w.Writer.Write(p)
 }
 
 // startRecording records an engine into a new file. It keeps a former file as PATH.old.
@@ -72,7 +40,7 @@ func startRecording(path string, e *emu.Engine, log *slog.Logger) (*recording, e
 	if err != nil {
 		return nil, fmt.Errorf("--record: %w", err)
 	}
-	r := &recording{file: f, spool: newWhole(f), log: log}
+	r := &recording{file: f, spool: spool.NewWhole(f, recordRoom), log: log}
 	r.writer = record.NewWriter(r.spool, e.RecordHeader(), func(err error) {
 		r.broken.Store(true)
 		log.Error("the recording ends early: the part in the file can be replayed", "file", path, "err", err)

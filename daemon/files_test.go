@@ -163,44 +163,6 @@ func TestRecordNeedsEmu(t *testing.T) {
 	}
 }
 
-// shortly is a disk that is full for one write.
-type shortly struct {
-	begun, goOn chan struct{}
-	writes      int
-	got         []byte
-}
-
-func (f *shortly) Write(p []byte) (int, error) {
-	if f.writes++; f.writes == 1 {
-		close(f.begun)
-		<-f.goOn
-		return 0, unix.ENOSPC
-	}
-	f.got = append(f.got, p...)
-	return len(p), nil
-}
-
-// What waits behind a write that fails is not written either, though the disk has room
-// again: it would follow a hole.
-func TestRecordWithoutHole(t *testing.T) {
-	f := &shortly{begun: make(chan struct{}), goOn: make(chan struct{})}
-	w := newWhole(f)
-	if _, err := w.Write([]byte("first")); err != nil {
-		t.Fatal(err)
-	}
-	<-f.begun
-	if _, err := w.Write([]byte("second")); err != nil {
-		t.Fatal(err)
-	}
-	close(f.goOn)
-	if err := w.Close(patience); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("Close: %v", err)
-	}
-	if len(f.got) > 0 {
-		t.Errorf("%q stands behind the hole", f.got)
-	}
-}
-
 // An own file that others may read is the owner's alone from then on.
 func TestOutputFileIsPrivate(t *testing.T) {
 	for _, keep := range []bool{false, true} {

@@ -40,6 +40,11 @@ func badRequest(format string, args ...any) error {
 	return &failure{http.StatusBadRequest, control.CodeBadRequest, fmt.Sprintf(format, args...)}
 }
 
+// forbidden refuses a request of a peer that does not see everything.
+func forbidden(why string) error {
+	return &failure{http.StatusForbidden, control.CodeForbidden, why + ": ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"}
+}
+
 // parse checks a request with the keys of its endpoint, all of which a POST must have.
 func parse(r *http.Request, keys []string, post bool, nodes int) (*query, error) {
 	p, ok := r.Context().Value(peerKey{}).(Peer)

@@ -120,8 +120,7 @@ func (srv *Server) capture(rw http.ResponseWriter, r *http.Request, q *query) {
 	tap := srv.features.Tap
 	switch {
 	case !q.peer.All:
-		reply(rw, nil, &failure{http.StatusForbidden, control.CodeForbidden,
-			"links carry the bytes of all users: ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"})
+		reply(rw, nil, forbidden("links carry the bytes of all users"))
 		return
 	case tap == nil:
 		reply(rw, nil, &failure{http.StatusNotImplemented, control.CodeNotSupported,

@@ -333,8 +333,7 @@ func (srv *Server) viewTrace(_ context.Context, q *query) (any, error) {
 		return nil, &failure{http.StatusNotFound, control.CodeNotFound, "this pfd keeps no trace: run `exanetctl trace on`, or start it with --trace"}
 	}
 	if !q.peer.All {
-		return nil, &failure{http.StatusForbidden, control.CodeForbidden,
-			"the trace is of all users' faults: ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"}
+		return nil, forbidden("the trace is of all users' faults")
 	}
 	v, err := srv.cfg.Traced()
 	if err != nil {
@@ -346,8 +345,7 @@ func (srv *Server) viewTrace(_ context.Context, q *query) (any, error) {
 
 func (srv *Server) viewRegisters(ctx context.Context, q *query) (any, error) {
 	if !q.peer.All {
-		return nil, &failure{http.StatusForbidden, control.CodeForbidden,
-			"registers hold what belongs to all users: ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"}
+		return nil, forbidden("registers show data of all users")
 	}
 	r := control.Registers{Version: control.Version, Registers: []control.Register{}}
 	for _, reg := range device.Registers() {

@@ -20,6 +20,7 @@ var ErrClosed = errors.New("already closed")
 type Writer struct {
 	to    io.Writer
 	limit int
+	whole bool // drop everything after the first loss
 
 	mu     sync.Mutex
 	wake   *sync.Cond
@@ -40,8 +41,16 @@ type Stats struct {
 }
 
 // New returns a Writer that buffers at most limit bytes. Close ends its goroutine.
-func New(to io.Writer, limit int) *Writer {
-	w := &Writer{to: to, limit: limit, done: make(chan struct{})}
+func New(to io.Writer, limit int) *Writer { return start(&Writer{to: to, limit: limit}) }
+
+// NewWhole is like New, for a file that must have no hole: the Writer drops everything after
+// the first loss.
+func NewWhole(to io.Writer, limit int) *Writer {
+	return start(&Writer{to: to, limit: limit, whole: true})
+}
+
+func start(w *Writer) *Writer {
+	w.done = make(chan struct{})
 	w.wake = sync.NewCond(&w.mu)
 	go w.run()
 	return w
@@ -55,7 +64,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	case w.closed:
 		w.stats.Lost++
 		return 0, ErrClosed
-	case len(w.buf)+len(p) > w.limit:
+	case len(w.buf)+len(p) > w.limit, w.whole && w.stats.Lost > 0:
 		w.stats.Lost++
 		if w.stats.Err != nil {
 			return 0, w.stats.Err
@@ -81,6 +90,7 @@ func (w *Writer) run() {
 	defer close(w.done)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	var err error
 	for {
 		for len(w.buf) == 0 {
 			if w.closed {
@@ -91,7 +101,9 @@ func (w *Writer) run() {
 		b, n := w.buf, w.writes
 		w.buf, w.writes, w.busy = w.spare[:0], 0, true
 		w.mu.Unlock()
-		_, err := w.to.Write(b)
+		if !w.whole || err == nil {
+			_, err = w.to.Write(b)
+		}
 		w.mu.Lock()
 		w.spare, w.busy, w.stats.Err = b, false, err
 		if err != nil {

@@ -118,3 +118,41 @@ func TestDiskFull(t *testing.T) {
 		t.Errorf("Close after the disk had room again: %v", err)
 	}
 }
+
+// shortly is a disk that is full for one write.
+type shortly struct {
+	begun, goOn chan struct{}
+	writes      int
+	got         []byte
+}
+
+func (f *shortly) Write(p []byte) (int, error) {
+	if f.writes++; f.writes == 1 {
+		close(f.begun)
+		<-f.goOn
+		return 0, syscall.ENOSPC
+	}
+	f.got = append(f.got, p...)
+	return len(p), nil
+}
+
+// Data behind a write that fails is not written either, even if the disk has room again: it would
+// follow a hole.
+func TestWholeHasNoHole(t *testing.T) {
+	f := &shortly{begun: make(chan struct{}), goOn: make(chan struct{})}
+	w := NewWhole(f, 1<<20)
+	if _, err := w.Write([]byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	<-f.begun
+	if _, err := w.Write([]byte("second")); err != nil {
+		t.Fatal(err)
+	}
+	close(f.goOn)
+	if err := w.Close(time.Minute); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("Close: %v", err)
+	}
+	if len(f.got) > 0 {
+		t.Errorf("%q stands behind the hole", f.got)
+	}
+}

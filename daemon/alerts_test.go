@@ -18,7 +18,7 @@ var alertsFile = filepath.Join("..", "contrib", "prometheus", "pfd.rules.yml")
 
 var annotated = regexp.MustCompile(`\$labels\.([a-z_]+)`)
 
-// Every alert names metrics, labels and values that are there, and is explained.
+// Every alert names metrics, labels and values that exist, and is explained.
 func TestAlerts(t *testing.T) {
 	text, err := os.ReadFile(alertsFile)
 	if err != nil {
@@ -90,7 +90,7 @@ func checkOneByOne(t *testing.T, known map[string]map[string]map[string]bool, wh
 	}
 }
 
-// Prometheus takes the rules, and they raise what they shall and nothing else.
+// Prometheus accepts the rules, and they raise the alerts that they should and no others.
 func TestAlertsByPromtool(t *testing.T) {
 	needPrometheus(t, "promtool")
 	for _, args := range [][]string{{"check", "rules", alertsFile}, {"test", "rules", filepath.Join("testdata", "alerts.yml")}} {

@@ -21,17 +21,16 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// Memory that a script's addresses lie in: what pfd writes for it is this process's
-// own, and none of it may be anything else. Sizes are 32 bits: nothing is mapped
-// as far to both sides.
+// The addresses of a script lie in memory of this process, so that pfd can write into nothing
+// else. Sizes have 32 bits: nothing else is mapped within that distance on either side.
 const (
 	scriptMemory = 1 << 20
 	scriptGuard  = 8 << 30
 )
 
-// script is a byte string that says what up to four clients do.
+// script is a byte string that controls up to four clients.
 type script struct {
-	keeper int // pidfd of this process\'s keeper
+	keeper int // pidfd of this process's keeper
 	b      []byte
 	socket string
 	memory device.VA
@@ -68,7 +67,7 @@ func (s *script) take(n int) []byte {
 	return v
 }
 
-// address is one of the memory, or one that nothing is ever at.
+// address returns an address in the memory, or one that is never mapped.
 func (s *script) address() device.VA {
 	v := s.uint32()
 	switch v >> 28 {
@@ -100,7 +99,7 @@ func (s *script) hello() []byte {
 	return msg
 }
 
-// descriptors opens some to be sent along; whoever gets them closes them.
+// descriptors opens some descriptors to be sent. The caller must close them.
 func (s *script) descriptors() (list attach.Descriptors) {
 	for range s.byte() % 6 {
 		fd, err := -1, error(nil)
@@ -124,7 +123,7 @@ func (s *script) descriptors() (list attach.Descriptors) {
 	return list
 }
 
-// message is one of those that an attachment that stands may send.
+// message returns a message that an attached process may send.
 func (s *script) message() []byte {
 	kind, va, size := s.byte(), s.address(), uint64(s.uint32()%scriptMemory)
 	if kind&0x10 != 0 {
@@ -145,7 +144,7 @@ func (s *script) message() []byte {
 	return m.Append(nil)
 }
 
-// words is a message for the packetizer, and its mailbox.
+// words returns a message for the packetizer, and its mailbox.
 func (s *script) words(own device.PDID) (uint8, []uint64) {
 	v := s.byte()
 	switch v % 4 {
@@ -164,7 +163,7 @@ func (s *script) words(own device.PDID) (uint8, []uint64) {
 	return s.byte(), list
 }
 
-// step does the script's next thing.
+// step performs the script's next step.
 func (s *script) step(ctx context.Context) {
 	op := s.byte()
 	g := &s.guests[op>>6]
@@ -234,7 +233,7 @@ func (s *script) step(ctx context.Context) {
 	}
 }
 
-// receive takes a message if one comes soon; a welcome's descriptors are kept.
+// receive receives a message if one comes soon, and keeps a welcome's descriptors.
 func (g *scriptGuest) receive(ctx context.Context, keeper int) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
 	defer cancel()
@@ -256,7 +255,7 @@ func (g *scriptGuest) receive(ctx context.Context, keeper int) {
 		g.pages = nil
 		return
 	}
-	// Its answer names a keeper; whatever else it might be is sent as it comes.
+	// Its answer names a keeper; the script sends other answers.
 	mapped := binary.LittleEndian.AppendUint16(nil, uint16(attach.TypeMapped))
 	mapped = binary.LittleEndian.AppendUint16(mapped, attach.Protocol)
 	mapped = binary.LittleEndian.AppendUint32(mapped, uint32(n))
@@ -278,9 +277,9 @@ func (g *scriptGuest) close() {
 	*g = scriptGuest{}
 }
 
-// Whatever up to four clients say, send along, write into their pages and close, in
-// any order: pfd lives, ends each attachment, keeps nothing, and the next client's
-// transfer arrives.
+// Up to four clients send messages and descriptors, write into their pages and close, in any
+// order. pfd survives, ends each attachment, leaks nothing, and the next client's transfer
+// arrives.
 func FuzzAttachments(f *testing.F) {
 	_, client, _ := startEngine(f)
 	k, err := keeper.Start()
@@ -333,7 +332,7 @@ func FuzzAttachments(f *testing.F) {
 	})
 }
 
-// transferAfter attaches at both nodes, and a page arrives.
+// transferAfter attaches at both nodes, and transfers a page.
 func transferAfter(ctx context.Context, t *testing.T, socket string) {
 	t.Helper()
 	var ends [2]*rdma.Endpoint
@@ -365,8 +364,8 @@ func transferAfter(ctx context.Context, t *testing.T, socket string) {
 	}
 }
 
-// settled waits until no attachment is left and at most base descriptors are open,
-// and gives how many are.
+// settled waits until no attachment is left and at most base descriptors are open, and returns
+// how many are open.
 func settled(ctx context.Context, t *testing.T, c *control.Client, base int) int {
 	t.Helper()
 	for {

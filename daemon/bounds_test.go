@@ -14,9 +14,9 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// TestShareBounds shares other memory in the place of what was not unshared, and unshares a part:
-// both are refused, since what stands would take writes that are not for it. Nothing changes
-// by that.
+// pfd refuses to share other memory in place of memory that is still shared, and to unshare a
+// part of a share: the old share would get writes that are not for it. A refusal changes
+// nothing.
 func TestShareBounds(t *testing.T) {
 	_, client, ctx := startEngine(t)
 	var ends [2]*rdma.Endpoint
@@ -90,9 +90,8 @@ func TestShareBounds(t *testing.T) {
 	}
 }
 
-// TestSharedForReading writes into memory that its process may write and shares for reading
-// alone, seen by pfd or not (a file without seals), absent or not, with each method: it stays
-// as it is until it is unshared.
+// A transfer cannot write into memory that a process may write but shares read-only, whether pfd
+// maps it or not (a file without seals), absent or not, with each method, until it is unshared.
 func TestSharedForReading(t *testing.T) {
 	_, client, ctx := startEngine(t)
 	const size = 16 * device.PageSize

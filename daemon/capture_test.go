@@ -20,8 +20,8 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// tshark reads a capture with the dissector, and gives the fields of each packet: ""
-// where a packet has no such field.
+// tshark reads a capture with the dissector, and returns fields of each packet, "" for a field
+// that a packet lacks.
 func tshark(t *testing.T, capture []byte, fields ...string) (packets [][]string) {
 	t.Helper()
 	program, err := exec.LookPath("tshark")
@@ -54,7 +54,7 @@ func tshark(t *testing.T, capture []byte, fields ...string) (packets [][]string)
 	return packets
 }
 
-// same tells whether a field has the value of a golden vector.
+// same reports whether a field has the value of a golden vector.
 func same(got, want string) bool {
 	if want == "true" || want == "false" {
 		want = map[string]string{"true": "1", "false": "0"}[want]
@@ -158,7 +158,7 @@ func TestDissectorGolden(t *testing.T) {
 	}
 }
 
-// message gives the packet of a message.
+// message returns the packet of a message.
 func message(mailbox uint8, words []uint64) []byte {
 	p := wire.Packet{Header: wire.Header{Kind: wire.Message, SrcPDID: 1, DstNode: 1, DstMailbox: mailbox}}
 	for _, w := range words {

@@ -75,7 +75,7 @@ func TestKick(t *testing.T) {
 	}
 }
 
-// Others' domains can be neither changed nor found.
+// A peer can neither change nor find domains of other users.
 func TestChangesAreForTheOwner(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
@@ -123,7 +123,7 @@ func TestChangesWantAllKeys(t *testing.T) {
 	}
 }
 
-// Whoever follows the faults gets each of them, from the first line on.
+// A client that follows the faults gets each of them, from the first line on.
 func TestMonitor(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
@@ -192,7 +192,7 @@ func (s *stream) Write(b []byte) (int, error) {
 	return s.text.Write(b)
 }
 
-// events returns what the stream has said.
+// events returns the events that the stream has sent.
 func (s *stream) events(t *testing.T) (list []control.FaultEvent) {
 	t.Helper()
 	s.mu.Lock()
@@ -250,8 +250,8 @@ func (r *running) untilNobodyFollows() {
 	}
 }
 
-// A client that does not read loses faults, and is told how many; nobody waits
-// for it. Another user's faults are not shown.
+// A client that does not read loses faults, and is told how many. The engine does not wait for
+// it. Another user's faults are not shown.
 func TestMonitorThatDoesNotRead(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
@@ -305,8 +305,8 @@ func TestMonitorEndsWithPFD(t *testing.T) {
 	}
 }
 
-// Who has left is not followed up, though it has sent more than its request: package
-// http sees nobody leave then.
+// A monitor ends when its client has left, even after the client has sent more than its request:
+// package http does not notice that.
 func TestMonitorOfWhoHasLeft(t *testing.T) {
 	r := start(t)
 	c, err := net.Dial("unix", r.client.Socket())

@@ -2,7 +2,7 @@ package daemon
 
 import "testing"
 
-// TestClaimWords holds the message against words worked out by hand: kind 1,
+// TestClaimWords compares the message with words computed by hand: kind 1,
 // PDIDs 0x0102 to 0xfffe, version 1; and kind 2 with a PDID wired over it.
 func TestClaimWords(t *testing.T) {
 	m := claimMessage{kind: claimKind, first: 0x0102, last: 0xfffe, number: 7}

@@ -66,7 +66,8 @@ func TestDeviceConfig(t *testing.T) {
 	}
 }
 
-// In a user namespace that does not map all users 65534 is many: no name in the configuration.
+// In a user namespace that does not map all users 65534 stands for several: the configuration
+// must not name it.
 func TestStrangersNumber(t *testing.T) {
 	if os.Getenv("DAEMON_TEST_STRANGERS") == "" {
 		c := exec.CommandContext(t.Context(), "unshare", "-U", os.Args[0], "-test.run=^TestStrangersNumber$", "-test.v")

@@ -33,8 +33,8 @@ var (
 	legend     = regexp.MustCompile(`\{\{\s*([a-z_]+)\s*\}\}`)
 )
 
-// series gives the labels, with their values, of every metric that a pfd with
-// some faults of its own shows, by the name that an expression uses.
+// series returns the labels, with their values, of every metric of a pfd that has served some
+// faults, by the name that an expression uses.
 func series(t *testing.T) map[string]map[string]map[string]bool {
 	t.Helper()
 	file := spool.New(os.Stderr, 1)
@@ -76,7 +76,7 @@ func series(t *testing.T) map[string]map[string]map[string]bool {
 	return all
 }
 
-// checkExpr tells what an expression names that is not there.
+// checkExpr reports names in an expression that do not exist.
 func checkExpr(t *testing.T, known map[string]map[string]map[string]bool, where, expr, legends string) {
 	t.Helper()
 	names := metricName.FindAllString(expr, -1)
@@ -146,8 +146,7 @@ func readBoard(t *testing.T) (b board) {
 	return b
 }
 
-// Every expression of the dashboard names metrics, labels and values that are
-// there.
+// Every expression of the dashboard names metrics, labels and values that exist.
 func TestDashboard(t *testing.T) {
 	board, known := readBoard(t), series(t)
 	for _, p := range board.Panels {
@@ -218,7 +217,7 @@ func TestDashboardByPrometheus(t *testing.T) {
 	}
 }
 
-// answered asks Prometheus once: is there a sample that is a number?
+// answered reports whether Prometheus has a sample that is a number.
 func answered(t *testing.T, address, expr string) bool {
 	t.Helper()
 	a, err := http.Get("http://" + address + "/api/v1/query?query=" + url.QueryEscape(expr))

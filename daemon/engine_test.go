@@ -14,7 +14,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// startEngine runs a daemon over the emulated machine and gives a client of it.
+// startEngine runs a daemon over the emulated machine and returns it with a client.
 func startEngine(t testing.TB, change ...func(*Config)) (*Daemon, *control.Client, context.Context) {
 	t.Helper()
 	cfg := Default()
@@ -49,9 +49,9 @@ func startEngine(t testing.TB, change ...func(*Config)) (*Daemon, *control.Clien
 	return d, client, limit
 }
 
-// target is the child role of a process that lets others write into an
-// untouched buffer, and executes another program when it is told to. Its
-// sockets stay open over that, as those of a hostile process may.
+// target is the role of a child that lets others write into an untouched buffer, and executes
+// another program when it is told to. Its sockets stay open then, as those of a hostile process
+// may.
 func target(ctx context.Context, socket string, say func(string, ...any)) int {
 	e, err := rdma.Attach(ctx, rdma.Options{Socket: socket, Node: 1, Group: "exec"})
 	if err != nil {
@@ -212,7 +212,7 @@ func TestSourceFaults(t *testing.T) {
 	}
 }
 
-// A daemon that ends tells its processes, whose transfers then fail.
+// A process is told of the end of its attachment.
 func TestEndIsToldToProcesses(t *testing.T) {
 	d, client, ctx := startEngine(t)
 	c, err := attach.Dial(ctx, control.AttachSocket(client.Socket()))

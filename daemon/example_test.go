@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/daemon"
 )
 
-// What --pdid-range takes.
+// The values that --pdid-range accepts.
 func ExampleParsePDIDs() {
 	first, last, err := daemon.ParsePDIDs("0x100-0x1ff")
 	fmt.Println(first, last, err)

@@ -69,7 +69,7 @@ func (n *fakeNode) setChannel(slot, ch int, d device.Descriptor, s device.Channe
 	}
 }
 
-// setFIFO has the peek window of RXFIFO show an entry.
+// setFIFO sets an entry of RXFIFO's peek window.
 func (n *fakeNode) setFIFO(i int, e device.FaultEntry, ext uint32) {
 	at := device.PeekEntry(false, i)
 	for k, w := range e.Words() {
@@ -156,5 +156,5 @@ func (n *fakeNode) Serve(ctx context.Context, h device.Handler) error {
 
 var errFake = errors.New("the fake device broke")
 
-// faultAccess is what the registers tell of an access.
+// faultAccess describes an access to a register.
 type faultAccess = faulttest.Access

@@ -50,7 +50,7 @@ func selfWrite(t *testing.T, socket string) {
 	}
 }
 
-// What a whole pfd did is replayed from its record file.
+// The recording of a pfd replays.
 func TestRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run.rec")
 	t.Run("run", func(t *testing.T) {
@@ -99,14 +99,14 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// A full disk is refused at the start: a recording without a header is none.
+// pfd does not start a recording whose header cannot be written.
 func TestRecordNoRoom(t *testing.T) {
 	if _, err := Emulated(Config{Nodes: 1, Record: "/dev/full"}); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "--record") {
 		t.Errorf("a recording onto a full disk begins: %v", err)
 	}
 }
 
-// A file that takes no more ends the recording and nothing else, and pfd says so.
+// A file that cannot grow ends the recording and nothing else, and pfd logs it.
 func TestRecordBroken(t *testing.T) {
 	in, to, err := os.Pipe()
 	if err != nil {
@@ -163,7 +163,7 @@ func TestRecordNeedsEmu(t *testing.T) {
 	}
 }
 
-// An own file that others may read is the owner's alone from then on.
+// A file that other users may read becomes private.
 func TestOutputFileIsPrivate(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "f")

@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// A claim of another pfd is a range of PDIDs, and nothing that is not one is taken.
+// A claim of another pfd is a valid range of PDIDs, or is ignored.
 func FuzzClaim(f *testing.F) {
 	m := claimMessage{kind: claimKind, first: 1, last: 64, number: 7}.encode()
 	f.Add(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, m[0]), m[1]))
@@ -32,8 +32,8 @@ func FuzzClaim(f *testing.F) {
 	})
 }
 
-// What a file and a flag of a network say is in range or an error of the
-// configuration.
+// The file of groups and --pdid-range are within their bounds, or an error that matches
+// ErrConfig.
 func FuzzNetwork(f *testing.F) {
 	f.Add("1000 app 8\n# remark\n0 b 0x10 # more\n", "1-64")
 	f.Add("1 a 65529\n", "0x10-0xffff")

@@ -26,8 +26,7 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// patience bounds every wait of these tests: it is met only where something
-// hangs.
+// patience bounds every wait of these tests. Only a hang reaches it.
 const patience = 2 * time.Minute
 
 const childEnv = "PFD_DAEMON_TEST_CHILD"
@@ -62,7 +61,7 @@ func start(t *testing.T, change ...func(*Config)) *running {
 	return startOn(t, f, f, change...)
 }
 
-// startOn is start on a machine that f is part of.
+// startOn is like start, on a machine that contains f.
 func startOn(t *testing.T, f *fake, m session.Machine, change ...func(*Config)) *running {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pfd")
@@ -100,7 +99,7 @@ func startOn(t *testing.T, f *fake, m session.Machine, change ...func(*Config)) 
 	return r
 }
 
-// wait waits for Run and gives its error. The cleanup finds it again.
+// wait waits for Run and returns its error, which the cleanup finds again.
 func (r *running) wait() error {
 	r.t.Helper()
 	select {
@@ -135,7 +134,7 @@ func ask(t *testing.T, d *Daemon, p api.Peer, method, path string) (int, []byte)
 	return w.Code, w.Body.Bytes()
 }
 
-// answer is what a peer is answered.
+// answer returns the answer that a peer gets.
 func answer[T any](t *testing.T, d *Daemon, p api.Peer, path string) (v T) {
 	t.Helper()
 	status, body := ask(t, d, p, http.MethodGet, path)
@@ -206,7 +205,7 @@ func (r *running) attach(h attach.Hello) *guest {
 	return g
 }
 
-// ended reads messages until the attachment's end and gives its reason.
+// ended reads messages until the attachment's end, and returns it.
 func (r *running) ended(g *guest) attach.Ended {
 	r.t.Helper()
 	buf := make([]byte, attach.MaxMessage)
@@ -275,8 +274,8 @@ func (p *process) line() string {
 	}
 }
 
-// child is what a re-executed test binary does; it prints lines and ends when
-// its standard input does.
+// child runs a role in a re-executed test binary. It prints lines, and ends when its standard
+// input does.
 func child(role string) int {
 	socket := os.Getenv("PFD_TEST_SOCKET")
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -322,7 +321,7 @@ func child(role string) int {
 	return 0
 }
 
-// keepSockets has every socket of this process stay open over an exec.
+// keepSockets keeps every socket of this process open over an exec.
 func keepSockets() error {
 	fds, err := socketFDs()
 	for _, fd := range fds {
@@ -375,7 +374,7 @@ func lend() (int, error) {
 	return cmd.Process.Pid, nil
 }
 
-// unprivileged asks for everything as another user.
+// unprivileged makes all requests as another user.
 func unprivileged(ctx context.Context, socket string, say func(string, ...any)) int {
 	c, err := control.New(socket)
 	if err != nil {

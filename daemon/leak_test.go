@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/pagein"
 )
 
-// Bytes of any kind at the control socket, and attachments that come and go or go
-// wrong, leave nothing behind in the daemon.
+// Neither arbitrary bytes at the control socket nor attachments, also ones that fail, leave
+// anything behind in the daemon.
 func TestBytesLeaveNothing(t *testing.T) {
 	r := start(t)
 	long := strings.Repeat("x", 1<<16)

@@ -19,7 +19,7 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// stale leaves a socket file on which nobody listens.
+// stale leaves a socket file on which no process listens.
 func stale(t *testing.T, network, path string) {
 	t.Helper()
 	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
@@ -55,8 +55,8 @@ func TestListenReplacesStaleSocketsOnly(t *testing.T) {
 	}
 }
 
-// A pfd whose sockets were removed, and made anew by another one, says so and leaves those
-// alone when it ends.
+// A pfd logs that its sockets were removed and made anew by another pfd, and does not touch
+// those when it ends.
 func TestSocketsOfAnother(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pfd.sock")
 	first, err := listen(path, false)
@@ -98,7 +98,7 @@ func TestSocketsOfAnother(t *testing.T) {
 	}
 }
 
-// What is wrong with the directory decides over the remedy.
+// The remedy depends on what is wrong with the directory.
 func TestListenWithoutDirectory(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -187,8 +187,8 @@ func TestListenTouchesNothingElse(t *testing.T) {
 	s.Close()
 }
 
-// Of many pfds that start at the same time over stale files, one gets the
-// sockets, and the others leave it alone.
+// Of many pfds that start at the same time over stale files, one gets the sockets, and the others
+// do not disturb it.
 func TestListenAtTheSameTime(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pfd.sock")
 	stale(t, "unix", path)
@@ -221,7 +221,7 @@ func TestListenAtTheSameTime(t *testing.T) {
 	}
 }
 
-// Others cannot hold the lock: its file is the user's alone.
+// Other users cannot hold the lock, since they cannot open its file.
 func TestLockIsTheUsersAlone(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "pfd.sock")
@@ -244,9 +244,9 @@ func TestLockIsTheUsersAlone(t *testing.T) {
 	}
 }
 
-// Who may write the directory may put a link in the lock file's place: pfd does not
-// follow one that is there before, and where it comes while pfd makes its sockets pfd
-// writes into the file that it has locked.
+// A user who may write the directory may put a link in the lock file's place. pfd does not follow
+// a link that is there before; if it comes while pfd makes its sockets, pfd writes into the file
+// that it has locked.
 func TestLockFileThatIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(dir, "victim")

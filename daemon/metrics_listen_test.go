@@ -12,11 +12,11 @@ import (
 	"github.com/exanet/pfd/control"
 )
 
-// metricsConns is how many connections a listener for metrics takes (package api).
+// metricsConns is how many connections a listener for metrics accepts (package api).
 const metricsConns = 16
 
-// The listeners for metrics answer GET /metrics and nothing else, sums only, and
-// take no more connections than they have room for.
+// The listeners for metrics answer GET /metrics alone, with sums, and accept a bounded number of
+// connections.
 func TestMetricsListeners(t *testing.T) {
 	d, client, _ := startEngine(t, func(c *Config) { c.MetricsListen = "127.0.0.1:0" })
 	path := control.MetricsSocket(client.Socket())
@@ -105,8 +105,8 @@ func TestMetricsListeners(t *testing.T) {
 	}
 }
 
-// Nodes that nothing has used share one set of metrics, and a node that is used has its own.
-// A kind of page-in has one name.
+// Unused nodes share one set of metrics, and a used node has its own. A kind of page-in has one
+// name.
 func TestMetricsOfIdleNodes(t *testing.T) {
 	const nodes = 64
 	d, client, ctx := startEngine(t, func(c *Config) { c.Nodes = nodes })

@@ -17,8 +17,8 @@ import (
 	"github.com/exanet/pfd/internal/keeper"
 )
 
-// fleeting is a fake of two nodes whose devices go when the test sends lose to them,
-// answer again when it sends answer, and are there again when it sends back.
+// fleeting is a fake of two nodes whose devices go when the test sends to lose, answer again when
+// it sends to answer, and are back when it sends to back.
 type fleeting struct {
 	*fake
 	lose         [2]chan struct{}
@@ -85,8 +85,7 @@ func (goneWindow) Read64(uint32) (uint64, error) { return 0, device.ErrGone }
 func (goneWindow) Write32(uint32, uint32) error  { return device.ErrGone }
 func (goneWindow) Write64(uint32, uint64) error  { return device.ErrGone }
 
-// What a reload has changed holds for a device that comes back, too, and for one that
-// is away meanwhile.
+// The changes of a reload also apply to a device that comes back, before or after the reload.
 func TestReloadHoldsForADeviceThatComesBack(t *testing.T) {
 	for _, away := range []bool{false, true} {
 		t.Run(fmt.Sprintf("away %v", away), func(t *testing.T) {
@@ -123,8 +122,8 @@ func TestReloadHoldsForADeviceThatComesBack(t *testing.T) {
 	}
 }
 
-// Whose handshake lasts while the device goes and comes back gets no domain before the
-// device is initialized: that would end it, and nobody would know.
+// A process whose handshake lasts while the device goes and comes back gets no domain before the
+// device is initialized, since the initialization would end it silently.
 func TestHandshakeWhileTheDeviceComesBack(t *testing.T) {
 	m := newFleeting()
 	r := startOn(t, m.fake, m)
@@ -181,7 +180,7 @@ func TestHandshakeWhileTheDeviceComesBack(t *testing.T) {
 	})
 }
 
-// A transfer may finish though the device of another node is away.
+// A transfer may finish while the device of another node is away.
 func TestDrainWhileADeviceIsAway(t *testing.T) {
 	m := newFleeting()
 	r := startOn(t, m.fake, m, func(c *Config) { c.DrainTime = patience })
@@ -206,8 +205,7 @@ func TestDrainWhileADeviceIsAway(t *testing.T) {
 	}
 }
 
-// While a device is away the counters of the others, and what pfd itself has counted, are
-// to be had.
+// While a device is away, the counters of the others and pfd's own are available.
 func TestCountersWhileADeviceIsAway(t *testing.T) {
 	m := newFleeting()
 	r := startOn(t, m.fake, m)

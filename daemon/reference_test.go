@@ -27,7 +27,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// answers are what the endpoints answer with; nil: no JSON.
+// answers are the types of the endpoints' answers; nil: no JSON.
 var answers = map[string]any{
 	control.PathStatus: control.Status{}, control.PathNodes: control.Nodes{}, control.PathDomains: control.Domains{},
 	control.PathChannels: control.Channels{}, control.PathTransactions: control.Transactions{}, control.PathSMMU: control.SMMU{},
@@ -36,8 +36,8 @@ var answers = map[string]any{
 	control.PathGrant: control.Changed{}, control.PathKick: control.Changed{}, control.PathCapture: nil, control.PathMetrics: nil,
 }
 
-// texts are the comments of control's types: by name of a type, TYPE.Field and
-// constant; and the constants' values.
+// texts are the comments of control's types, by the name of a type, TYPE.Field or constant, and
+// the values of the constants.
 type texts struct {
 	of     map[string]string
 	values map[string]string
@@ -96,7 +96,7 @@ func readTexts(t *testing.T) *texts {
 	return x
 }
 
-// plain gives a comment with the constants' values for their names.
+// plain returns a comment with the constants' values in place of their names.
 func (x *texts) plain(name string) string {
 	return regexp.MustCompile(`\w+`).ReplaceAllStringFunc(x.of[name], func(w string) string {
 		if v, ok := x.values[w]; ok {
@@ -106,7 +106,7 @@ func (x *texts) plain(name string) string {
 	})
 }
 
-// structs gives the types of control that an answer is made of, itself first.
+// structs returns the types of control in an answer, the answer's first.
 func structs(t reflect.Type, seen []reflect.Type) []reflect.Type {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice && t.Name() == "" {
 		t = t.Elem()
@@ -171,7 +171,7 @@ func schema(t *testing.T, x *texts) (*jsonschema.Schema, []reflect.Type) {
 	return s, list
 }
 
-// paths are those of the daemon's endpoints, each of which must be in answers.
+// paths returns the endpoints' paths, each of which must be in answers.
 func paths(t *testing.T) []string {
 	t.Helper()
 	list := []string{}
@@ -268,7 +268,7 @@ answered with what is his own.
 	return b.Bytes()
 }
 
-// docs/v1.md and docs/v1.schema.json are what control's types say.
+// docs/v1.md and docs/v1.schema.json agree with control's types.
 func TestReference(t *testing.T) {
 	x := readTexts(t)
 	s, list := schema(t, x)
@@ -289,7 +289,7 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// Each answer of a live pfd is what the schema says, with no key beside.
+// Each answer of a live pfd agrees with the schema and has no other keys.
 func TestAnswersAreOfTheSchema(t *testing.T) {
 	text, err := os.ReadFile("../docs/v1.schema.json")
 	if err != nil {

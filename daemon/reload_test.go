@@ -91,7 +91,7 @@ func TestReloadLimits(t *testing.T) {
 	}
 }
 
-// What limits can be.
+// The values that limits accept.
 func TestLimitsConfig(t *testing.T) {
 	for _, tt := range []struct {
 		change func(*Config)
@@ -154,8 +154,7 @@ func TestReloadIsToldToTheServiceManager(t *testing.T) {
 	}
 }
 
-// A READY that the service manager does not get is said again: it would give up
-// a service that is silent.
+// A READY that the service manager does not get is sent again: it would stop a silent service.
 func TestReadyIsSaidAgain(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "notify")
 	t.Setenv("NOTIFY_SOCKET", name)

@@ -119,8 +119,8 @@ func TestAddressSpaceThatIsGoneEndsTheAttachment(t *testing.T) {
 	}
 }
 
-// Accesses in flight hold the slot and its memory until they are over; nobody
-// else waits for them.
+// Accesses in flight keep the slot and its memory until they end; no other process waits for
+// them.
 func TestStuckDomainDelaysNobodyElse(t *testing.T) {
 	r := start(t)
 	stuck := r.attach(hello())
@@ -242,8 +242,8 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 	}
 }
 
-// A process that takes no welcome has pfd give its attachment up, each descriptor of it once:
-// one that is closed twice may be another attachment's by then.
+// pfd ends the attachment of a process that does not read its welcome, and closes each descriptor
+// of it once: a number that is closed twice may belong to another attachment.
 func TestWelcomeThatIsNotTaken(t *testing.T) {
 	var out syncBuffer
 	_, client, ctx := startEngine(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(&out, nil)) })

@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// Transfers are counted by how they ended, with their bytes and their time.
+// Transfers are counted by outcome, with their bytes and their time.
 func TestTransferMetrics(t *testing.T) {
 	d, client, _ := startEngine(t)
 	selfWrite(t, client.Socket())

@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/shadow"
 )
 
-// TestUnitLetsPin: under the package's unit a device behind the kernel's VFIO can be
-// opened, and pfd may lock windows and tables of its nodes, and not more.
+// Under the package's unit pfd can open a device behind the kernel's VFIO, and may lock the
+// windows and the tables of its nodes, and not more.
 func TestUnitLetsPin(t *testing.T) {
 	b, err := os.ReadFile("../contrib/systemd/pfd.service")
 	if err != nil {

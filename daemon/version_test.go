@@ -10,8 +10,8 @@ import (
 	"github.com/exanet/pfd/attach"
 )
 
-// A pfd refuses a library of another version: both versions are named, to the
-// library and in pfd's count of refusals, and the next one attaches.
+// A pfd refuses a library of another version, names both versions to it, counts the refusal, and
+// accepts the next process.
 func TestLibraryOfAnotherVersion(t *testing.T) {
 	for _, version := range []uint16{attach.Protocol - 1, attach.Protocol + 1, 0xffff} {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {

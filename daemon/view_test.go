@@ -29,7 +29,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew; look at the difference before keeping it")
 
-// get asks the control socket as curl does.
+// get makes a request as curl does.
 func (r *running) get(path string) (int, []byte) {
 	r.t.Helper()
 	return r.request(http.MethodGet, path)
@@ -63,9 +63,8 @@ func (r *running) request(method, path string) (int, []byte) {
 // Values that differ from run to run.
 var volatile = regexp.MustCompile(`"(pid|uid|generation|uptime_ns|age_ns|socket|attach_socket|daemon_version|time_ns)": ("[^"]*"|\d+)`)
 
-// A node whose registers hold known values answers known JSON. The golden
-// files were checked by hand against the values set here and the bits of
-// spec/hardware.md 3 to 5.
+// Known register values become known JSON. The golden files were checked by hand against the
+// values set here and spec/hardware.md 3 to 5.
 func TestGoldenAnswers(t *testing.T) {
 	r := start(t)
 	r.attach(hello())
@@ -139,7 +138,7 @@ func TestGoldenAnswers(t *testing.T) {
 	}
 }
 
-// A stranger sees the transactions of nobody else, and root all.
+// A stranger sees no transactions of others, and root sees all.
 func TestTransactionsOfOthers(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
@@ -170,7 +169,7 @@ func TestTransactionsOfOthers(t *testing.T) {
 	}
 }
 
-// How full a FIFO was, and what all transfers came to, tells a stranger of others.
+// The highest level of a FIFO and the sums of all transfers reveal what others do.
 func TestSumsOfOthers(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
@@ -238,7 +237,7 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// A dump reads nothing that reading changes: FIFO heads, mailboxes' data.
+// A dump does not read registers that a read changes: FIFO heads, mailboxes' data.
 func TestRegisterDumpHasNoSideEffects(t *testing.T) {
 	r := start(t)
 	n := r.fake.nodes[0]
@@ -280,8 +279,8 @@ func TestRegisterDumpHasNoSideEffects(t *testing.T) {
 	}
 }
 
-// The way of a fault through the daemon: entry, interrupt, page-in by gup in
-// the attached process (this one), RAPF; and what the control socket says.
+// The path of a fault through the daemon: entry, interrupt, page-in by gup in the attached process
+// (this one), RAPF, and the answers of the control socket.
 func TestFaultIsServedAndShown(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())
@@ -336,7 +335,7 @@ func TestFaultIsServedAndShown(t *testing.T) {
 	}
 }
 
-// A process's faults are shown to its user alone (package session tests whose they are).
+// A process's faults are shown to its user alone. (Package session tests which user that is.)
 func TestFaultsAreTheirUsers(t *testing.T) {
 	r := start(t)
 	g := r.attach(hello())

@@ -24,8 +24,8 @@ func (h *oneUser) Each(_ context.Context, i int, f func(*session.Node) error) er
 	return f(h.nodes[i])
 }
 
-// Who does not see everything has the engine copy nothing where he has nothing
-// there, and once in lookTime where he has, after he asked; who sees all is told at once.
+// For peers that do not see everything, the engine copies nothing if they have no attachment, and
+// otherwise once in lookTime, after they asked. A peer that sees everything does not wait.
 func TestLooksAreFew(t *testing.T) {
 	const user = 1000
 	h := &oneUser{uid: user, nodes: []*session.Node{new(session.Node)}}
@@ -77,8 +77,8 @@ func TestLooksAreFew(t *testing.T) {
 	}
 }
 
-// Who does not see everything is answered once in askPause at most, however many
-// connections ask; who sees all, and another user, waits for nobody.
+// A user that does not see everything gets one answer in askPause at most, over all connections.
+// A peer that sees everything, and another user, do not wait for it.
 func TestQuestionsAreSpread(t *testing.T) {
 	var b budget
 	const questions = 20

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Connections that are closed for ever (before Linux 6.16, by descriptors that their
-// peers have sent there) do not hold up the end of pfd.
+// Connections whose close never ends (before Linux 6.16, because of descriptors that their peers
+// have sent) do not delay the end of pfd.
 func TestListenerEndsWhereNothingCloses(t *testing.T) {
 	u, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// A request is refused, or all in it is within its bounds.
+// A request is refused, or all of its values are within their bounds.
 func FuzzQuery(f *testing.F) {
 	f.Add("GET", "node=1&n=5")
 	f.Add("POST", "node=0&slot=3&pdid=0x10")

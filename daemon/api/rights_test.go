@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// statusOf gives what of a status file is looked at.
+// statusOf returns the part of a status file that hasPtrace reads.
 func statusOf(uids string, caps uint64) string {
 	return fmt.Sprintf("Name:\tx\nUid:\t%s\nCapEff:\t%016x\nCapBnd:\t000001ffffffffff\n", uids, caps)
 }
@@ -62,7 +62,7 @@ func TestHasPtrace(t *testing.T) {
 	}
 }
 
-// What a peer may do is its capability in pfd's user namespace, and not its uid.
+// A peer's rights follow from its capability in pfd's user namespace, not from its uid.
 func TestPeerRights(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: giving up capabilities and becoming others")
@@ -152,7 +152,7 @@ func TestPeerRights(t *testing.T) {
 	}
 }
 
-// In a user namespace that does not map all users 65534 is many, and so no client's own.
+// In a user namespace that does not map all users 65534 stands for several: it owns nothing.
 func TestStrangersNumber(t *testing.T) {
 	if os.Getenv("API_TEST_STRANGERS") == "" {
 		c := exec.CommandContext(t.Context(), "unshare", "-U", os.Args[0], "-test.run=^TestStrangersNumber$", "-test.v")

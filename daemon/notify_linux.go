@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -177,7 +178,9 @@ func (u *upkeep) lookForSockets(before string) (now string) {
 func (u *upkeep) alive(ctx context.Context, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	return u.host.Each(ctx, control.AllNodes, func(*session.Node) error { return nil }) == nil
+	return !slices.ContainsFunc(u.host.Nodes(), func(n *session.Node) bool {
+		return u.host.Own(ctx, n, func() error { return nil }) != nil
+	})
 }
 
 // statusLine returns what systemctl status shows, "" without a service manager.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -293,21 +294,11 @@ func (c Config) withDefaults() Config {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.Quota == 0 {
-		c.Quota = d.Quota
-	}
-	if c.GroupSize == 0 {
-		c.GroupSize = d.GroupSize
-	}
-	if c.HandshakeTime <= 0 {
-		c.HandshakeTime = d.HandshakeTime
-	}
-	if c.HandshakesPerUID <= 0 {
-		c.HandshakesPerUID = d.HandshakesPerUID
-	}
-	if c.DrainTime <= 0 {
-		c.DrainTime = d.DrainTime
-	}
+	c.Quota = cmp.Or(c.Quota, d.Quota)
+	c.GroupSize = cmp.Or(c.GroupSize, d.GroupSize)
+	c.HandshakeTime = cmp.Or(c.HandshakeTime, d.HandshakeTime)
+	c.HandshakesPerUID = cmp.Or(c.HandshakesPerUID, d.HandshakesPerUID)
+	c.DrainTime = cmp.Or(c.DrainTime, d.DrainTime)
 	return c
 }
 

@@ -22,15 +22,14 @@ const kickTime = 2 * time.Second
 // answer does not reveal whether there is a domain of another user. On the owning goroutine.
 func owned(n *session.Node, q *query) (domain.Domain, error) {
 	dom, ok := n.Domains().Domain(q.slot)
-	if !ok && q.peer.All {
-		return dom, &failure{http.StatusNotFound, control.CodeNotFound,
-			fmt.Sprintf("no domain %d/%d: `exanetctl domain` lists them", q.node, q.slot)}
+	if ok && q.peer.sees(dom.UID) {
+		return dom, nil
 	}
-	if !ok || !q.peer.sees(dom.UID) {
-		return dom, &failure{http.StatusNotFound, control.CodeNotFound,
-			fmt.Sprintf("no domain %d/%d that uid %d may change: `exanetctl domain` lists them; ask for those of others with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as", q.node, q.slot, q.peer.UID)}
+	text := fmt.Sprintf("no domain %d/%d: `exanetctl domain` lists them", q.node, q.slot)
+	if !q.peer.All {
+		text = fmt.Sprintf("no domain %d/%d that uid %d may change: `exanetctl domain` lists them; ask for those of others with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as", q.node, q.slot, q.peer.UID)
 	}
-	return dom, nil
+	return dom, &failure{http.StatusNotFound, control.CodeNotFound, text}
 }
 
 // grant admits a PDID to a domain.

@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// report is what a helper reports about itself.
+// report is a helper's report about itself.
 type report struct {
 	PID, Group, Process, Keeper int
 	Args, Env                   []string

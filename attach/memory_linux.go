@@ -20,7 +20,8 @@ const (
 	mappedSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 )
 
-// Memory is what pfd creates for one attachment: the mapped memfd and the eventfd that wakes pfd.
+// Memory is the memory that pfd creates for one attachment: the mapped memfd and the eventfd that
+// wakes pfd.
 type Memory struct {
 	*Pages
 	fd, wake int

@@ -67,7 +67,7 @@ const MaxNodes = emu.MaxNodes
 // ErrConfig says that a flag or key has an invalid value.
 var ErrConfig = errors.New("configuration")
 
-// Config is what the flags and the configuration file set.
+// Config holds the values of the flags and of the configuration file.
 type Config struct {
 	Nodes  int    // nodes of the emulated machine
 	Socket string // control socket; the attachment socket is beside it

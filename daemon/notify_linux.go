@@ -74,7 +74,7 @@ const (
 	readyAgain = 250 * time.Millisecond
 )
 
-// upkeep is what pfd does at intervals, and its talk with the service manager.
+// upkeep is pfd's periodic work, and its connection to the service manager.
 type upkeep struct {
 	log      *slog.Logger
 	limit    *logs.Handler // nil: none

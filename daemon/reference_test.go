@@ -219,8 +219,8 @@ as a JSON schema: [v1.schema.json](v1.schema.json). HTTP on pfd's control socket
 Within version 1 keys are only added. Units stand at the end of a name; counters end in
 `+"`_total`"+`; hex is a string such as `+"`\"0x7f00\"`"+`, for a JSON number holds 53 bits. A query key is
 left out for all nodes, all faults, all windows, whole packets; POST wants each of them. Every
-status other than 200 comes with an [ErrorReply](#errorreply). Who does not see everything (docs/service.md) is
-answered with what is his own.
+status other than 200 comes with an [ErrorReply](#errorreply). A user who does not see everything
+(docs/service.md) is answered with his own data.
 
 | method | path | query | answer | |
 | --- | --- | --- | --- | --- |

@@ -55,7 +55,7 @@ func TestTransferMetrics(t *testing.T) {
 		"exanet_transfer_seconds_count" + done + " 1",
 		"exanet_transfers_total" + failed + " 1",
 		"exanet_transfer_bytes_total" + failed + fmt.Sprintf(" %d", size),
-		// What has not happened yet is 0 where a rate is taken of it.
+		// A counter starts at 0 if a rate is taken of it.
 		"exanet_transfers_total" + labels("low", "completed") + " 0",
 		`exanet_nacks_total{code="7",node="0"} 0`,
 	} {

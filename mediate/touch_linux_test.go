@@ -21,8 +21,8 @@ func (nowhere) Kind() shadow.Kind                                   { return sha
 func (nowhere) MapDMA(_, _ uint64, _ int, _ uint64, _ uint32) error { return nil }
 func (nowhere) UnmapDMA(_, _ uint64) error                          { return nil }
 
-// What a process is asked for is remembered up to a bound, by the block's newest
-// sequence number; one RAPF for exactly that block is held back, once, and no other.
+// TestAskedPages: the requests to a process are remembered up to a bound, by the block's newest
+// sequence number. One RAPF for exactly that block is held back, once, and no other.
 func TestAskedPages(t *testing.T) {
 	m := &Machine{inline: true}
 	n := &node{m: m}
@@ -89,7 +89,7 @@ func TestAskedPages(t *testing.T) {
 	if len(s.asked) > maxAsked || last == nil || len(last.ranges) != maxRanges {
 		t.Errorf("%d blocks, of the last %+v", len(s.asked), last)
 	}
-	// Nobody waits for the slot's former tenant: what is entered late sends nothing.
+	// The slot's former tenant has left: a page that is entered late sends nothing.
 	n.slots[3] = nil
 	e.Done()
 }

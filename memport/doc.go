@@ -5,8 +5,8 @@
 // user, pfd needs no right over any process, and only the helper can hang.
 //
 // A Port is pfd's side and Serve the helper's. Neither trusts the other: pfd reads each answer
-// once and limits it to what was asked. A helper that lies, stops or dies fails only that
-// process's transfers.
+// once and limits it to the request. A helper that lies, stops or dies fails only that process's
+// transfers.
 //
 // The port's memory (docs/attach.md, "The memory helper"; defined by this project) is a header of
 // words, sixteen requests, and 256 KiB of data for each.

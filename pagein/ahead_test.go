@@ -8,8 +8,8 @@ import (
 // played is the result of a pattern.
 type played struct{ faults, brought, unused uint64 }
 
-// memory is what a domain's policy pages in: pages are resident after their first fault, or
-// because they were read ahead.
+// memory is the memory in which a domain's policy pages in: pages are resident after their first
+// fault, or because they were read ahead.
 type memory struct {
 	ahead  Ahead
 	there  map[uint64]bool // false: read ahead and not used yet

@@ -29,8 +29,8 @@ type hint struct {
 // defined here: the retransmission follows within microseconds, as the move follows a walk.
 const freshTime = 50 * time.Microsecond
 
-// memo is what a Process remembers between calls. Its lock is held for a few loads and stores and
-// never over a system call: a call that is stuck in the kernel must not block the others.
+// memo is a Process's state between calls. Its lock is held for a few loads and stores and never
+// over a system call: a call that is stuck in the kernel must not block the others.
 type memo struct {
 	idle atomic.Bool // cow is empty: a walk without faults need not lock
 

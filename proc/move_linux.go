@@ -59,7 +59,7 @@ func (p *Process) move(op string, trap uintptr, bufs [][]byte, va device.VA, pie
 	if n == total {
 		return n, nil
 	}
-	// What is remembered of the mappings may be out of date.
+	// The remembered mappings may be out of date.
 	p.surprise()
 	switch {
 	case n > 0 || errno == unix.EFAULT:

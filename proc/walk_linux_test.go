@@ -276,7 +276,7 @@ func TestWalkPagedIn(t *testing.T) {
 	}
 }
 
-// TestFresh gives Fresh the entry of a present page for absent pages. Only a walk of that page
+// TestFresh passes Fresh the entry of a present page for absent pages. Only a walk of that page
 // alone that follows at once uses it.
 func TestFresh(t *testing.T) {
 	p := openChild(t, proctest.Start(t), true)

@@ -143,7 +143,7 @@ func (c *Cache) once(name string, make func(dir string) error) error {
 	return os.Rename(tmp, c.path(name))
 }
 
-// What selects what Fetch fetches.
+// What selects the files that Fetch fetches.
 type What struct {
 	Refresh bool // resolve the packages anew
 	IOMMUFD bool // build the modules that Debian's kernels lack, and the kernel's tests of VFIO

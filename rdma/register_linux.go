@@ -98,7 +98,7 @@ func (e *Endpoint) Prefetch(ctx context.Context, va device.VA, size uint64, writ
 	return nil
 }
 
-// Caps is what a node can do with absent memory (ODP's ibv_query_odp_caps).
+// Caps describes a node's support of absent memory (ODP's ibv_query_odp_caps).
 type Caps struct {
 	SVA          bool // any memory of the process, without registration
 	SourceFaults bool // faults of sources are reported with their transaction (TXFIFO)

@@ -280,7 +280,7 @@ func (n *Node) Deadline() int64 {
 // STATUS and not MASK goes from 0 to 1 (spec/hardware.md 3).
 func (n *Node) interrupts() {
 	if n.queues.Events() {
-		n.raise() // what was latched before
+		n.raise() // causes that were latched before
 		return
 	}
 	if n.smmu.Interrupt() || n.queues.Broken() {

@@ -26,8 +26,8 @@ type Holes struct {
 	mu sync.RWMutex // held to close: the descriptor's number may be reused after that
 	fd int          // -1 once closed
 	f  *os.File     // of fd, if it was taken
-	// registered is what Close unregisters if fd was taken: the process or a child of it may have
-	// a copy.
+	// registered are the ranges that Close unregisters if fd was taken: the process or a child of
+	// it may have a copy.
 	registered []span
 }
 

@@ -15,8 +15,8 @@ import (
 // own user, who have no more rights than it.
 var memoryCalls = []string{"kcmp", "process_vm_readv", "process_vm_writev"}
 
-// memoryCapabilities are what root needs for that: the kernel requires this one for processes
-// with capabilities.
+// memoryCapabilities returns the capabilities that root needs for that: the kernel requires this
+// one for processes with capabilities.
 func memoryCapabilities() []int {
 	if os.Geteuid() != 0 {
 		return nil

@@ -1,11 +1,11 @@
 // Package api is the control interface of a pfd: JSON answers over HTTP on its control socket,
 // and metrics.
 //
-// It sees the nodes and the attachments through Host, and by the plain values that
-// session.Node returns. What a peer may see and change is decided in one place (Peer.sees).
+// It sees the nodes and the attachments through Host, and by the plain values that session.Node
+// returns. Peer.sees alone decides what a peer may see and change.
 //
-// What a client can cost is bounded: the connections of a uid, the size of a request, the
-// time of an answer, and how often the owner of a node is asked.
+// The cost of a client is bounded: the connections of a uid, the size of a request, the time of
+// an answer, and how often the owner of a node is asked.
 //
 // docs/papers.md has the papers that comments cite by number.
 package api

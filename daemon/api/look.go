@@ -17,7 +17,7 @@ const (
 	askPause = 10 * time.Millisecond  // the least interval of answers to one uid
 )
 
-// Host is what the control interface needs of session.Host.
+// Host is the part of session.Host that the control interface needs.
 type Host interface {
 	Nodes() []*session.Node
 	// Each calls f on the owning goroutine for the node with an index, or for each node if

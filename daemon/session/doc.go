@@ -5,8 +5,8 @@
 // node's state belongs to the goroutine that owns its windows (device.Bus); others reach it
 // by Host.Own and Host.Each, and get plain values.
 //
-// An attachment is a session with two goroutines of its own. They wait for its socket and for
-// its process, and otherwise sleep, so no client makes another one wait. What a client can
-// cost is bounded: the time of a handshake, the number of handshakes a uid, the size of what
-// it sends, and the time that an answer waits for it to read.
+// An attachment is a session with two goroutines of its own. They wait for its socket and for its
+// process, and otherwise sleep, so no client makes another one wait. The cost of a client is
+// bounded: the time of a handshake, the number of handshakes a uid, the size of its messages, and
+// the time that an answer waits for it to read.
 package session

@@ -51,7 +51,7 @@ func (n *Node) End(slot int, r attach.Reason) <-chan struct{} {
 	return s.left
 }
 
-// Counts are what a node counts beside its fault driver.
+// Counts are a node's counters besides those of its fault driver.
 type Counts struct {
 	Asked           netlink.SenderCounters // fault messages to processes
 	Strays          uint64                 // messages of others to pfd's netlink socket

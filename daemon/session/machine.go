@@ -17,8 +17,8 @@ import (
 	"github.com/exanet/pfd/view"
 )
 
-// Machine is what stands behind device.Bus: emu's engine, devices elsewhere (mediate), or a
-// fake with a map of registers in tests. A goroutine of the machine's owns the windows.
+// Machine is the implementation behind device.Bus: emu's engine, devices elsewhere (mediate), or
+// a fake with a map of registers in tests. A goroutine of the machine's owns the windows.
 type Machine interface {
 	// Nodes returns the number of nodes.
 	Nodes() int
@@ -38,8 +38,8 @@ type Machine interface {
 	Features() Features
 }
 
-// Features are what not every Machine can do. A nil field is a missing feature. The functions
-// are called on the owning goroutine unless they say otherwise.
+// Features are functions that not every Machine has. A nil field is a missing feature. The
+// functions are called on the owning goroutine unless they say otherwise.
 type Features struct {
 	// Sharing is set if the devices do not see the processes' page tables.
 	Sharing Sharing
@@ -77,7 +77,7 @@ type Features struct {
 	Tap func(f func(at int64, f *wire.Frame))
 }
 
-// Attachment is what a machine needs of a process.
+// Attachment is the part of a process's attachment that a machine needs.
 type Attachment struct {
 	Pages   *attach.Pages // descriptors, doorbell, packetizer, wake flags
 	Wake    int           // eventfd that wakes pfd

@@ -74,9 +74,9 @@ const (
 	populatePatient = 100 * time.Millisecond // for the first page
 )
 
-// populatePager has the process page in by itself, and waits until the process says that
-// it has (word SERVED, docs/attach.md 3). The word says only when to look: what is resident is
-// read from the process's pagemap. A process that says nothing is looked at each millisecond.
+// populatePager makes the process page in by itself, and waits until the process says that it has
+// (word SERVED, docs/attach.md 3). The word says only when to look: residency is read from the
+// process's pagemap. The pages of a process that does not answer are checked each millisecond.
 // The goroutine that waits for the answer sleeps: it is a domain's own worker.
 type populatePager struct {
 	p      gup.Looker

@@ -19,8 +19,8 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// What a process sends to be registered stays whose it was: closing a descriptor of
-// somebody else's may last for ever, and only package attach bounds that.
+// Descriptors that a process sends to be registered are closed only by package attach: closing a
+// descriptor of somebody else's may last for ever, and only that package bounds it.
 func TestRegisteredDescriptorsStayTheCallers(t *testing.T) {
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -89,7 +89,7 @@ func (m *sharingOf) Share(_, _ int, s attach.Share, _ int) error {
 
 func (m *sharingOf) Unshare(_, _ int, u attach.Unshare) error { return nil }
 
-// What one user shares leaves the others theirs, and is counted no more with its end.
+// The shares of one user leave the others theirs, and are no longer counted after their end.
 func TestSharesOfAUser(t *testing.T) {
 	m := &sharingOf{}
 	d := &Host{shares: quota.New(2, 5, nil)}
@@ -112,8 +112,8 @@ func TestSharesOfAUser(t *testing.T) {
 	}
 }
 
-// What a device with tables of pfd's own is refused is mapped once more, whoever brings
-// the process's own memory in.
+// A page to which a device with tables of pfd's own is refused access is mapped once more, with
+// every method of bringing in the process's memory.
 func TestMappedOnceMoreByEveryMethod(t *testing.T) {
 	const base = device.VA(0x7f0000000000)
 	for _, method := range []pagein.Method{pagein.GUP, pagein.Touch, pagein.Populate, pagein.UFFD} {

@@ -16,8 +16,9 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// TestProofHangs reads proofs in memory whose userfaultfd nobody serves: who joins waits for a
-// bounded time, later ones for none, and what is stuck ends with the userfaultfd.
+// TestProofHangs reads proofs in memory whose userfaultfd nobody serves: the first process that
+// joins waits for a bounded time, later ones do not wait, and the stuck reads end with the
+// userfaultfd.
 func TestProofHangs(t *testing.T) {
 	fd, _, err := uffd.Open(false)
 	if errors.Is(err, uffd.ErrForbidden) {

@@ -51,7 +51,7 @@ type Settings struct {
 	HandshakesPerUID                int
 }
 
-// Host is what the attachments of one pfd share.
+// Host holds the state that the attachments of one pfd share.
 type Host struct {
 	cfg      Config
 	log      *slog.Logger
@@ -65,7 +65,7 @@ type Host struct {
 	regions    *quota.Quota // userfaultfds that are served
 	shares     *quota.Quota // ranges that are shared
 	watches    *quota.Quota // userfaultfds of them
-	tables     *quota.Quota // page tables of what is shared
+	tables     *quota.Quota // page tables of shared memory
 	turns      quota.Turns  // of calls that map and unmap it
 	refused    atomic.Uint64
 	dropped    atomic.Uint64 // connections
@@ -151,7 +151,7 @@ type session struct {
 	left    chan struct{} // closed when the domain is gone
 }
 
-// member is what a process shows to the others of its group.
+// member is the part of a process that the others of its group see.
 type member struct {
 	name    string
 	key     [attach.KeySize]byte
@@ -168,7 +168,7 @@ type watches struct {
 	ended int                       // shares that ended so, and that session.shares still counts
 }
 
-// joined is what a session has of its node.
+// joined is a session's state on its node.
 type joined struct {
 	domain domain.Domain
 	since  int64 // Config.Now

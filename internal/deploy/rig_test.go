@@ -90,7 +90,7 @@ func startWithin(t *testing.T, descriptors int, name string, args ...string) *pr
 
 func startCommand(t *testing.T, name string, cmd *exec.Cmd) *process {
 	t.Helper()
-	// What we start ends with our thread, should this test be killed.
+	// Processes that we start end with our thread if this test is killed.
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	p := &process{t: t, name: name, cmd: cmd, done: make(chan struct{})}
@@ -134,7 +134,7 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// wait waits for the end and gives the exit code.
+// wait waits for the end and returns the exit code.
 func (p *process) wait() int {
 	p.t.Helper()
 	select {
@@ -242,7 +242,7 @@ func (d *daemon) ready() {
 	})
 }
 
-// counter gives a counter, summed over the nodes; 0 while there is none.
+// counter returns a counter, summed over the nodes; 0 while there is none.
 func (d *daemon) counter(name string) uint64 {
 	list, err := d.Counters(context.Background(), control.AllNodes)
 	if err != nil {
@@ -257,7 +257,7 @@ func (d *daemon) counter(name string) uint64 {
 	return sum
 }
 
-// metric gives the sum of a metric over its labels.
+// metric returns the sum of a metric over its labels.
 func (d *daemon) metric(name string) float64 {
 	d.t.Helper()
 	text, err := d.Metrics(context.Background())
@@ -280,7 +280,7 @@ func (d *daemon) metric(name string) float64 {
 	return sum
 }
 
-// result is what exanetctl write says of itself.
+// result is the JSON output of exanetctl write.
 type result struct {
 	Transfers, Failed int
 	Bytes, Faults     uint64
@@ -296,7 +296,7 @@ func (d *daemon) write(args ...string) *process {
 	return start(d.t, "exanetctl", append([]string{"--socket", d.socket, "write", "-o", "json"}, args...)...)
 }
 
-// outcome waits for a write's end and gives its result.
+// outcome waits for a write's end and returns its result.
 func outcome(p *process) (r result, code int) {
 	p.t.Helper()
 	code = p.wait()
@@ -322,7 +322,7 @@ func (d *daemon) good(count int, args ...string) result {
 	return r
 }
 
-// waited waits for the end and gives the standard output.
+// waited waits for the end and returns the standard output.
 func (p *process) waited() []byte {
 	p.t.Helper()
 	p.wait()

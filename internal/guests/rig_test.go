@@ -165,7 +165,7 @@ func (f *fleet) try(guest int, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// run is try of what must succeed.
+// run is like try, for a command that must succeed.
 func (f *fleet) run(guest int, args ...string) string {
 	f.t.Helper()
 	out, err := f.try(guest, args...)
@@ -213,7 +213,7 @@ func (f *fleet) start(guest int) *process {
 // object is a line of the test processes' protocol (workload/protocol.go).
 type object map[string]any
 
-// reply is what is looked at of a test process's answer.
+// reply is the part of a test process's answer that the tests use.
 type reply struct {
 	Error    string
 	Remote   string

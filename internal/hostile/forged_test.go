@@ -399,8 +399,8 @@ func forgedKeepers(t *testing.T, w *world) {
 	}
 }
 
-// What a process does to its descriptors harms no other: the memory cannot be shrunk, and a
-// blocking eventfd blocks only its owner.
+// A process cannot harm others by its descriptors: the memory cannot be shrunk, and a blocking
+// eventfd blocks only its owner.
 func TestDescriptorsTurnedAgainstPfd(t *testing.T) { onEach(t, turnedAgainstPfd) }
 
 func turnedAgainstPfd(t *testing.T, w *world) {

@@ -19,7 +19,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// What a racer repeatedly does to its memory to remove the transfers' right to write it.
+// The ways in which a racer repeatedly removes the transfers' right to write its memory.
 const (
 	raceProtect = "protect" // mprotect, PROT_READ
 	raceNone    = "none"    // mprotect, PROT_NONE

@@ -115,7 +115,7 @@ func (w *world) run() error {
 	return ready()
 }
 
-// launch starts the daemon, and gives what waits until it is ready.
+// launch starts the daemon, and returns a function that waits until it is ready.
 func (w *world) launch() (ready func() error, err error) {
 	notify := filepath.Join(w.dir, "n")
 	_ = os.Remove(notify)
@@ -195,7 +195,7 @@ func (w *world) ctx() context.Context {
 	return ctx
 }
 
-// count gives a counter of a node, or of all nodes together.
+// count returns a counter of a node, or of all nodes together.
 func (w *world) count(node int, name string) uint64 {
 	w.t.Helper()
 	list, err := w.Counters(w.ctx(), node)
@@ -320,7 +320,7 @@ func (p *proxy) signal(s syscall.Signal) {
 
 var errSilent = errors.New("says nothing")
 
-// do gives an order and takes the reply.
+// do sends an order and returns the reply.
 func (p *proxy) do(o order) (reply, error) {
 	if err := p.enc.Encode(o); err != nil {
 		return reply{}, fmt.Errorf("%s: %w", p.name, err)
@@ -349,7 +349,7 @@ func (p *proxy) do(o order) (reply, error) {
 	}
 }
 
-// must gives an order that has to be carried out.
+// must sends an order that has to succeed.
 func (p *proxy) must(o order) reply {
 	p.t.Helper()
 	r, err := p.do(o)
@@ -362,7 +362,7 @@ func (p *proxy) must(o order) reply {
 	return r
 }
 
-// buffer has the process make a buffer and gives its Remote.
+// buffer makes a buffer in the process and returns its Remote.
 func (p *proxy) buffer(id, kind string, size, seed uint64) reply {
 	p.t.Helper()
 	return p.must(order{Op: "buffer", ID: id, Kind: kind, Size: size, Seed: seed})
@@ -374,7 +374,7 @@ func (p *proxy) write(id, src, remote string, size uint64) {
 	p.must(order{Op: "write", ID: id, Kind: src, Remote: remote, Size: size})
 }
 
-// wait waits for a transfer and gives its status code, 0 where all arrived.
+// wait waits for a transfer and returns its status code, 0 if every byte arrived.
 func (p *proxy) wait(id string) reply {
 	p.t.Helper()
 	return p.must(order{Op: "wait", ID: id})
@@ -428,7 +428,7 @@ func (b *bystander) fine() reply {
 	return r
 }
 
-// quiet gives the bystander's p99 over a while in which nothing else happens.
+// p99 returns the bystander's p99 over a while in which nothing else happens.
 func (b *bystander) p99() time.Duration {
 	b.t.Helper()
 	b.must(order{Op: "forget"})

@@ -1,5 +1,5 @@
-// Package live follows a running pfd by its control interface. It polls pfd and computes what
-// has changed per second, where the time of faults goes, and what is in flight.
+// Package live follows a running pfd by its control interface. It polls pfd and computes the
+// changes per second, where the time of faults goes, and the transfers in flight.
 package live
 
 import (

@@ -52,12 +52,12 @@ func Rectangle(left, bottom, right, top float64) plotter.XYs {
 	return plotter.XYs{{X: left, Y: bottom}, {X: left, Y: top}, {X: right, Y: top}, {X: right, Y: bottom}}
 }
 
-// Axis has an axis go from one round value to another, with low and high between them, and
-// returns where it shows a value. It is logarithmic where high is far above low: what has no
+// Axis makes an axis go from one round value to another, with low and high between them, and
+// returns where it shows a value. It is logarithmic if high is far above low: a value without a
 // logarithm is then shown at its beginning. A linear axis has 0.
 //
-// The library's own logarithmic scale panics at 0 and misplaces the axis' label; its own
-// ticks can be as few as two.
+// The library's own logarithmic scale panics at 0 and misplaces the axis' label; its own ticks
+// can be as few as two.
 func Axis(a *plot.Axis, low, high float64) (at func(float64) float64, logarithmic bool) {
 	scale := func(v float64) float64 { return v }
 	var ticks plot.ConstantTicks

@@ -10,7 +10,7 @@ import "errors"
 // ErrUnsupported reports that a step is not supported here.
 var ErrUnsupported = errors.New("not supported here")
 
-// Rules are what the process keeps.
+// Rules are the rights that the process keeps.
 type Rules struct {
 	// Capabilities are kept if the process has them (numbers of linux/capability.h); all others
 	// are dropped. The bounding set stays: no_new_privs makes it harmless.

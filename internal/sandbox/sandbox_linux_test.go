@@ -205,7 +205,7 @@ func TestUnqueued(t *testing.T) {
 	}
 }
 
-// What is not kept is removed from all threads; what is kept works.
+// Other rights than those of Rules are removed from all threads; the rights that are kept work.
 func TestApply(t *testing.T) {
 	dir := t.TempDir()
 	for _, d := range []string{"read", "write"} {

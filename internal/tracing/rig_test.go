@@ -201,7 +201,7 @@ func (r *rig) on() {
 	r.before = r.metrics()
 }
 
-// result is what exanetctl write -j says.
+// result is the output of exanetctl write -j.
 type result struct {
 	Transfers int     `json:"transfers"`
 	Failed    int     `json:"failed"`
@@ -247,7 +247,7 @@ func (r *rig) metrics() map[string]float64 {
 	return all
 }
 
-// since gives what a counter of pfd's has grown by since on.
+// since returns by how much a counter of pfd has grown since on.
 func (r *rig) since(name string) uint64 {
 	r.t.Helper()
 	v, ok := r.metrics()[name]
@@ -277,8 +277,7 @@ func (r *rig) maps() *probe.Maps {
 	return m
 }
 
-// settled gives the counters once all faults of pfd's are shown, or have had the time
-// for it.
+// settled returns the counters once all faults of pfd are shown, or have had the time for it.
 func (r *rig) settled(faults uint64) map[string]uint64 {
 	r.t.Helper()
 	var c map[string]uint64

@@ -41,9 +41,9 @@ func (y *Yield) Sleep() {
 // Defined by this project.
 const procs = 8
 
-// Spare gives a program idle Ps on a small machine until restore is called. While a P is idle,
-// a goroutine in a system call keeps its own P for 10 ms; while none is, the runtime takes it
-// at its next check. After each loss the runtime checks 50 times, every 20 us, on a processor
+// Spare provides idle Ps to a program on a small machine until restore is called. While a P is
+// idle, a goroutine in a system call keeps its own P for 10 ms; while none is, the runtime takes
+// it at its next check. After each loss the runtime checks 50 times, every 20 us, on a processor
 // where a thread spins, which costs that thread a fifth of its time.
 func Spare() (restore func()) {
 	before := runtime.GOMAXPROCS(0)

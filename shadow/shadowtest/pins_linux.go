@@ -1,6 +1,5 @@
-// Package shadowtest pins memory as the kernel's VFIO does, without one: what is
-// mapped is locked, counted in VmLck and bounded by RLIMIT_MEMLOCK. It is test
-// support.
+// Package shadowtest pins memory as the kernel's VFIO does, without one: mapped memory is locked,
+// counted in VmLck and bounded by RLIMIT_MEMLOCK. It is test support.
 package shadowtest
 
 import (
@@ -25,8 +24,8 @@ type Pins struct {
 	process *proc.Process
 }
 
-// New gives Pins under a limit of so many bytes, until the test ends. Only one test
-// of a process may use it at a time.
+// New returns Pins under a limit of so many bytes, until the test ends. Only one test of a
+// process may use it at a time.
 func New(t testing.TB, limit uint64) *Pins {
 	t.Helper()
 	var was unix.Rlimit
@@ -128,8 +127,8 @@ func (p *Pins) Unmap(addr, size uint64) (err error) {
 	return err
 }
 
-// Locked gives what the kernel counts, VmLck and VmPin of this process, while no call
-// is under way; look is called then as well.
+// Locked returns the kernel's count, VmLck and VmPin of this process, while no call is in
+// progress; it also calls look then.
 func (p *Pins) Locked(look func()) (n uint64, err error) {
 	p.do(func() {
 		look()

@@ -71,8 +71,8 @@ func (e *Engine) count(c *context, by int) {
 // are refused with code 3 (defined by this project).
 const maxSources = 4096
 
-// record is what the receiver remembers of one (source node, transaction ID), even without an
-// open context.
+// record is the receiver's memory of one (source node, transaction ID), even without an open
+// context.
 type record struct {
 	known    bool
 	answered bool // newest has been answered

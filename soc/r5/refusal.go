@@ -16,7 +16,7 @@ type Refusal struct {
 	Obeyed        int64           // stamp of the retransmission request, 0 if there was none
 }
 
-// refusal is what a transaction keeps of its last refusal.
+// refusal is a transaction's record of its last refusal.
 type refusal struct {
 	open  bool
 	first bool

@@ -53,8 +53,8 @@ func TestSegmentation(t *testing.T) {
 	}
 }
 
-// High: one block's size, or urgent; medium: 512 KiB; low: the rest; by what
-// remains (001 §3.2.4).
+// High: one block's size, or urgent; medium: 512 KiB; low: the rest; by the remaining size (001
+// §3.2.4).
 func TestClasses(t *testing.T) {
 	for _, c := range []struct {
 		size, issued uint32

@@ -98,7 +98,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	return h, nil
 }
 
-// state is what the encoder and the decoder keep from record to record.
+// state is the state of the encoder and the decoder between records.
 type state struct {
 	at     int64
 	frames uint64 // transmitted so far, the base of the numbers in arrivals

@@ -116,7 +116,7 @@ type Record struct {
 	// Frame identifies a FrameArrived's frame by its index among all frames that the machines
 	// transmitted.
 	Frame uint64
-	Data  []byte // of a QueueAccessed: what was read
+	Data  []byte // of a QueueAccessed: the bytes that were read
 
 	Window device.WindowID // of Load and Store
 	Offset uint32

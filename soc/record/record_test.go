@@ -197,7 +197,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// FuzzReader: what can be read is read back the same after it is written.
+// FuzzReader: records that can be read are the same after they are written and read again.
 func FuzzReader(f *testing.F) {
 	all := bytesOf(f, headerHex)
 	for _, r := range records {

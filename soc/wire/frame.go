@@ -103,8 +103,8 @@ func All(length int) uint64 {
 	return 1<<uint(n) - 1
 }
 
-// Block is what the firmware tells the PLDMA to send: one transaction, with the header that its
-// packets carry and the address of its bytes.
+// Block is an order of the firmware to the PLDMA to send one transaction, with the header that
+// its packets carry and the address of its bytes.
 type Block struct {
 	Header
 	Slot       uint8     // slot of the initiator's domain, whose memory is read

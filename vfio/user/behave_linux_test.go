@@ -102,7 +102,7 @@ func TestLimits(t *testing.T) {
 	ok(t, c.MapBytes(0, b, both))
 	doCopy(t, c, 0, 4096, 1000, 0)
 	ok(t, d.lastDMA())
-	_, err = c.Read(0, 0, 4) // what was served before it is seen
+	_, err = c.Read(0, 0, 4) // the server's earlier requests are visible
 	ok(t, err)
 	if !bytes.Equal(b[4096:5096], b[:1000]) {
 		t.Error("DMA data differ")

@@ -253,7 +253,7 @@ func TestDMAMessages(t *testing.T) {
 			want := append([]byte(nil), b[:100001]...)
 			doCopy(t, c, 0x10000, 0x10000+512<<10, 100001, 0)
 			ok(t, d.lastDMA())
-			_, err := c.Read(0, 0, 4) // what was served before it is seen
+			_, err := c.Read(0, 0, 4) // the server's earlier requests are visible
 			ok(t, err)
 			if !bytes.Equal(b[512<<10:512<<10+100001], want) {
 				t.Fatal("data differ")

@@ -100,7 +100,7 @@ func TestDescriptorsLost(t *testing.T) {
 	client.agree("{}")
 	file := memfd(t, 4096, unix.F_SEAL_SHRINK)
 	none := limit
-	none.Cur = 0 // what is open stays open
+	none.Cur = 0 // open descriptors stay open
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,7 @@ func TestCrowdedEventFD(t *testing.T) {
 	began := time.Now()
 	for range signals {
 		s.signal(fd)
-		drain(fd) // what is ours: then it is full again
+		drain(fd) // our own count: then it is full again
 		time.Sleep(time.Millisecond)
 	}
 	if took := time.Since(began); took > signals*200*time.Millisecond {

@@ -308,7 +308,7 @@ func (r *run) servers(first, last placed) error {
 	if err := first.on(); err != nil {
 		return err
 	}
-	t := r.table("servers", "A register read over vfio-user, by who serves it", "us", "", echoRow)
+	t := r.table("servers", "A register read over vfio-user, by server", "us", "", echoRow)
 	t.note("By messages over a socket, from the same client. The server and the echo run on the first processor, the client on the last or on the same one.")
 	return r.served(func(dir string) error {
 		list := []registerServer{{"ours", serve.SocketPath(dir, 0), 0, 0, 4}}

@@ -436,7 +436,7 @@ const (
 
 // strategies measures each strategy with working sets around the limit of pinned pages.
 func (r *run) strategies() error {
-	t := r.table("strategies", fmt.Sprintf("Puts of 8 bytes by working set; what may be pinned is %d KiB", strategyKB), "us", "strategy", workload.Strategies[0].Name)
+	t := r.table("strategies", fmt.Sprintf("Puts of 8 bytes by working set; at most %d KiB pinned", strategyKB), "us", "strategy", workload.Strategies[0].Name)
 	s := r.table("costs", fmt.Sprintf("The same with puts of 4 KiB and %d KiB", 2*strategyKB), "", "strategy", "")
 	return r.with(2, func(d *pfd) error {
 		p := r.open(d, 0, 1, "gup", "p1")

@@ -70,7 +70,7 @@ func TestShareBounds(t *testing.T) {
 	if err := e.Unshare(va, size); err != nil {
 		t.Error(err)
 	}
-	if err := e.Unshare(va, size); err != nil { // as before: of what is not shared there is nothing to take back
+	if err := e.Unshare(va, size); err != nil { // as before: memory that is not shared needs no release
 		t.Error(err)
 	}
 	b = at(unsafe.Pointer(&b[0]), files[1])

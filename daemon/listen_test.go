@@ -98,7 +98,7 @@ func TestSocketsOfAnother(t *testing.T) {
 	}
 }
 
-// The remedy depends on what is wrong with the directory.
+// The remedy depends on the error of the directory.
 func TestListenWithoutDirectory(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

@@ -49,7 +49,7 @@ func TestReload(t *testing.T) {
 			}
 		}
 	})
-	// The same once more changes nothing; what needs a restart is said again.
+	// The same file once more changes nothing; the keys that need a restart are reported again.
 	if got, err = r.reload(next); err != nil || len(got.Changed) != 0 || len(got.Restart) != 2 {
 		t.Errorf("again: %+v, %v", got, err)
 	}

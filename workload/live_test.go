@@ -88,8 +88,8 @@ func arrive(t *testing.T, s *Session, x Request, dstOffset uint64) Outcome {
 	if err != nil {
 		t.Fatalf("%+v: %v", x, err)
 	}
-	if !out.Arrived || out.Wrong != "" || out.Pinned != 0 {
-		t.Errorf("%+v: arrived %v %s, wrong %q, %v bytes pinned", x, out.Arrived, out.Failure, out.Wrong, out.Pinned)
+	if !out.Done || out.Wrong != "" || out.Pinned != 0 {
+		t.Errorf("%+v: arrived %v %s, wrong %q, %v bytes pinned", x, out.Done, out.Error, out.Wrong, out.Pinned)
 	}
 	return out
 }
@@ -192,7 +192,7 @@ func TestLiveUnresolvable(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if out.Arrived || !strings.Contains(out.Failure, "mapped") || out.Wrong != "" || out.Pinned != 0 {
+					if out.Done || !strings.Contains(out.Error, "mapped") || out.Wrong != "" || out.Pinned != 0 {
 						t.Errorf("%d bytes from %s to %s: %+v", size, states.src, states.dst, out)
 					}
 					arrive(t, s, Request{Size: size, Src: Present, Dst: Absent}, 0)

@@ -229,17 +229,17 @@ func (s *Session) rounds(q Request, set []Parallel, r *Result) (list []Completio
 		for i, out := range all {
 			r.Transfers++
 			r.pin(out.Pinned)
-			c := Completion{Transfer: i, Size: set[i].Size, Class: ClassNormal, Done: out.Arrived, LatencyUS: float64(out.Latency.Nanoseconds()) / 1e3, Error: out.Failure}
+			c := Completion{Transfer: i, Size: set[i].Size, Class: ClassNormal, Done: out.Done, LatencyUS: float64(out.LatencyNS) / 1e3, Error: out.Error}
 			if set[i].Urgent {
 				c.Class = ClassUrgent
 			}
 			list = append(list, c)
-			if out.Arrived {
+			if out.Done {
 				r.Bytes += set[i].Size
-				latencies = append(latencies, out.Latency.Nanoseconds())
+				latencies = append(latencies, out.LatencyNS)
 			} else {
 				r.Failed++
-				r.fail(out.Failure)
+				r.fail(out.Error)
 			}
 			if out.Wrong != "" {
 				wrong = true

@@ -7,10 +7,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"time"
+	"os"
+	"strconv"
 
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/maybe"
+	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -144,15 +146,11 @@ func (s *Session) both(initiator, target order) (a, b reply, err error) {
 	return a, b, errors.Join(err1, err2)
 }
 
-// Outcome is the result of a transfer.
+// Outcome is the result of a transfer whose buffers were checked.
 type Outcome struct {
-	Arrived bool
-	Latency time.Duration // from the initiator's call until it sees the end
-	Pinned  maybe.Number  // VmLck + VmPin of the three processes, in bytes
-	// Failure is the reason why the transfer did not arrive. Wrong describes the error in
-	// a buffer.
-	Failure, Wrong string
-	Place          int // in the order of completion of concurrent transfers, from 1
+	outcome
+	Pinned maybe.Number // VmLck + VmPin of the three processes, in bytes
+	Wrong  string       // describes an error in a buffer
 }
 
 // do makes all buffers anew, makes the transfers of set at once and checks every byte. After
@@ -203,7 +201,7 @@ func (s *Session) do(q *Request, set []Parallel, dstOffset uint64) ([]Outcome, e
 	s.arrived = true
 	for i, o := range r.Outcomes[:min(len(r.Outcomes), len(out))] {
 		s.arrived = s.arrived && o.Done
-		out[i] = Outcome{Arrived: o.Done, Failure: o.Error, Latency: time.Duration(o.LatencyNS), Pinned: pinned, Place: o.Place}
+		out[i] = Outcome{outcome: o, Pinned: pinned}
 		if o.Stuck && err == nil {
 			err = fmt.Errorf("%w: %s", errProcess, o.Error)
 		}
@@ -215,10 +213,10 @@ func (s *Session) do(q *Request, set []Parallel, dstOffset uint64) ([]Outcome, e
 		return out, err
 	}
 	for i := range set {
-		want := verify{Arrived: out[i].Arrived, Source: src[i].content(), SourceData: src[i].data()}
+		want := verify{Arrived: out[i].Done, Source: src[i].content(), SourceData: src[i].data()}
 		// A buffer that cannot be written must be unchanged. In any other the blocks
 		// before the failure may have been written.
-		want.Partial = !out[i].Arrived && q.Dst != ReadOnly && q.Dst != Unmapped
+		want.Partial = !out[i].Done && q.Dst != ReadOnly && q.Dst != Unmapped
 		a, b, err := each(order{Op: opVerify, Buffer: i}, order{Op: opVerify, Buffer: i, Verify: want})
 		switch {
 		case err != nil:
@@ -243,3 +241,26 @@ func (s *Session) pinned() (maybe.Number, error) {
 
 // Close ends both processes and waits for them.
 func (s *Session) Close() error { return errors.Join(s.initiator.close(), s.target.close()) }
+
+// pinned returns the sum of VmLck (locked memory) and VmPin (pinned pages) of processes, in
+// bytes, from /proc/PID/status (proc_pid_status(5)).
+func pinned(pids ...int) (sum int64, err error) {
+	for _, pid := range pids {
+		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+		if errors.Is(err, os.ErrNotExist) {
+			return 0, fmt.Errorf("/proc shows no process %d: it has ended, or this program is in another PID namespace than pfd: run it in the same (nsenter --pid)", pid)
+		}
+		var n int64
+		if err == nil {
+			n, err = procstatus.Bytes(text, "VmLck", "VmPin")
+		}
+		if errors.Is(err, procstatus.ErrNone) {
+			err = errors.New("VmLck and VmPin are not shown: the process has ended")
+		}
+		if err != nil {
+			return 0, fmt.Errorf("pinned memory of process %d: %w", pid, err)
+		}
+		sum += n
+	}
+	return sum, nil
+}

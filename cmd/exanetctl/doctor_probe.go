@@ -110,15 +110,7 @@ func (f *facts) readFiles(root string) {
 
 // kernelVersion returns 6, 18 for "6.18.44-x".
 func kernelVersion(release string) (v [2]int) {
-	parts := strings.SplitN(release, ".", 3)
-	for i := 0; i < len(parts) && i < 2; i++ {
-		digits, _, _ := strings.Cut(parts[i], "-")
-		n, err := strconv.Atoi(digits)
-		if err != nil {
-			break
-		}
-		v[i] = n
-	}
+	_, _ = fmt.Sscanf(release, "%d.%d", &v[0], &v[1]) // zeros on error
 	return v
 }
 

@@ -332,20 +332,16 @@ func (a *app) qemuShell(ctx context.Context, f *qemuFlags, word string) error {
 	}
 	defer func() { _ = term.Restore(int(in.Fd()), old) }()
 	changed := make(chan os.Signal, 1)
+	defer close(changed)
 	signal.Notify(changed, syscall.SIGWINCH)
 	defer signal.Stop(changed)
 	sizes := make(chan agent.Size)
 	over := make(chan struct{})
 	defer close(over)
 	go func() {
-		for {
+		for range changed {
 			select {
-			case <-changed:
-				select {
-				case sizes <- size():
-				case <-over:
-					return
-				}
+			case sizes <- size():
 			case <-over:
 				return
 			}

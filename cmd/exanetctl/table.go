@@ -74,28 +74,34 @@ func (t *table) choose() ([]int, error) {
 		}
 		return shown, nil
 	}
+	return t.fitting(2, func(c int) int {
+		if slices.Contains(t.wraps, t.head[c]) {
+			return min(t.wide(c), spared)
+		}
+		return t.wide(c)
+	}), nil
+}
+
+// fitting returns the columns that fit the terminal with a gap between two of them.
+func (t *table) fitting(gap int, wide func(column int) int) (shown []int) {
 	for i := range t.head {
 		shown = append(shown, i)
 	}
 	width := t.a.width()
 	if t.a.format != formatTable || width == 0 {
-		return shown, nil
+		return shown
 	}
 	for _, name := range t.spare {
-		total := 2 * (len(shown) - 1)
+		total := gap * (len(shown) - 1)
 		for _, c := range shown {
-			if w := t.wide(c); slices.Contains(t.wraps, t.head[c]) {
-				total += min(w, spared)
-			} else {
-				total += w
-			}
+			total += wide(c)
 		}
 		if total <= width {
 			break
 		}
 		shown = slices.DeleteFunc(shown, func(i int) bool { return t.head[i] == name })
 	}
-	return shown, nil
+	return shown
 }
 
 // check checks --sort and --columns, before a command sends a request.
@@ -320,21 +326,8 @@ type stream struct {
 }
 
 // shown returns the columns that fit the terminal.
-func (s *stream) shown() (list []int) {
-	wide := -1
-	for i, format := range s.formats {
-		list = append(list, i)
-		wide += len(fmt.Sprintf(format, "")) + 1
-	}
-	for _, name := range s.spare {
-		if s.a.format != formatTable || s.a.width() == 0 || wide <= s.a.width() {
-			break
-		}
-		i := slices.Index(s.head, name)
-		wide -= len(fmt.Sprintf(s.formats[i], "")) + 1
-		list = slices.DeleteFunc(list, func(j int) bool { return j == i })
-	}
-	return list
+func (s *stream) shown() []int {
+	return s.fitting(1, func(c int) int { return len(fmt.Sprintf(s.formats[c], "")) })
 }
 
 // begin prints the header.

@@ -48,7 +48,7 @@ const (
 	pciIDOffset = 0 // configuration space: vendor, device
 )
 
-// ErrIdentity: a device is not a node.
+// ErrIdentity reports that a device is not a node.
 var ErrIdentity = errors.New("not an ExaNet node")
 
 // userFunction is a node behind a vfio-user socket.

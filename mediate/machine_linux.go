@@ -52,10 +52,10 @@ const (
 	quietTime = 10 * time.Second
 )
 
-// errLost: the mapped memory of btcm is gone.
+// errLost reports that the mapped memory of btcm is gone.
 var errLost = errors.New("the descriptors that it has mapped do not answer")
 
-// ErrConfig: a Machine cannot be built as requested.
+// ErrConfig reports that a Machine cannot be built as requested.
 var ErrConfig = errors.New("mediated machine")
 
 // Config configures a Machine.

@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// ErrMemory: a device does not see the memory of this process.
+// ErrMemory reports that a device does not see the memory of this process.
 var ErrMemory = errors.New("the device does not see the memory of this process: " +
 	"a virtual machine needs memory that it shares with the device's server (QEMU: memory-backend-memfd or -file with share=on)")
 

@@ -46,11 +46,11 @@ const (
 
 // Errors of sharing.
 var (
-	// ErrShare: memory cannot be shared as requested.
+	// ErrShare reports that memory cannot be shared as requested.
 	ErrShare = errors.New("memory cannot be shared")
-	// ErrNotShared: nothing, or not exactly this range, is shared there.
+	// ErrNotShared reports that nothing, or not exactly this range, is shared there.
 	ErrNotShared = errors.New("not shared")
-	// ErrConfig: a Memory cannot be built as requested.
+	// ErrConfig reports that a Memory cannot be built as requested.
 	ErrConfig = errors.New("shadow memory")
 )
 

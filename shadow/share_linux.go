@@ -188,7 +188,7 @@ func join(list []extent, start, end uint64) []extent {
 	return append(list, extent{start, end})
 }
 
-// errLeaving: a conflicting share is being unshared.
+// errLeaving reports that a conflicting share is being unshared.
 var errLeaving = errors.New("being unshared")
 
 // room refuses a share that conflicts with other shares of the slot.

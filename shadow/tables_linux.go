@@ -176,8 +176,8 @@ func index(va device.VA, level int) int {
 	return int(va>>(device.PageShift+levelBits*(tableLevels-1-level))) & (tableEntries - 1)
 }
 
-// errTables: no page for a table is left. This cannot happen, since a place is entered only when
-// placeTables are free.
+// errTables reports that no page for a table is left. This cannot happen, since a place is
+// entered only when placeTables are free.
 var errTables = errors.New("shadow tables: no page for a table left")
 
 // set writes the entry of one page; dma is the page's DMA address.

@@ -8,31 +8,31 @@ import (
 
 // Errors of the package, for errors.Is.
 var (
-	// ErrGone: the peer of the connection has gone, or the connection was closed because the peer
-	// violated the protocol. A client reconnects with Redial.
+	// ErrGone reports that the peer of the connection has gone, or the connection was closed
+	// because the peer violated the protocol. A client reconnects with Redial.
 	ErrGone = errors.New("vfio-user peer gone")
-	// ErrShort: a message has fewer bytes than its structure.
+	// ErrShort reports that a message has fewer bytes than its structure.
 	ErrShort = errors.New("message too short")
-	// ErrMalformed: a message contradicts the specification.
+	// ErrMalformed reports that a message contradicts the specification.
 	ErrMalformed = errors.New("malformed message")
-	// ErrTimeout: the peer did not answer in time. The connection is then closed, since a late
-	// answer could be mistaken for the next one. It comes with ErrGone.
+	// ErrTimeout reports that the peer did not answer in time. The connection is then closed,
+	// since a late answer could be mistaken for the next one. It comes with ErrGone.
 	ErrTimeout = errors.New("no answer in time")
-	// ErrUnmapped: the client has not mapped a DMA address.
+	// ErrUnmapped reports that the client has not mapped a DMA address.
 	ErrUnmapped = errors.New("DMA address not mapped")
-	// ErrDenied: the client mapped a DMA address without the right that an access needs.
+	// ErrDenied reports that the client mapped a DMA address without the right that an access needs.
 	ErrDenied = errors.New("DMA access not permitted by the mapping")
-	// ErrBusMaster: the device may not access memory, because the client has bus mastering off or
-	// the device is in D3hot.
+	// ErrBusMaster reports that the device may not access memory, because the client has bus
+	// mastering off or the device is in D3hot.
 	ErrBusMaster = errors.New("bus mastering is off")
-	// ErrStranger: the server runs as a user that is neither root, nor the caller's own, nor
-	// named by Options.Trust.
+	// ErrStranger reports that the server runs as a user that is neither root, nor the caller's
+	// own, nor named by Options.Trust.
 	ErrStranger = errors.New("another user serves the socket")
-	// ErrMapRefused: the server refused a posted DMA_MAP (Client.PostMapDMA). Each such error is
-	// a MapError.
+	// ErrMapRefused reports that the server refused a posted DMA_MAP (Client.PostMapDMA). Each
+	// such error is a MapError.
 	ErrMapRefused = errors.New("DMA_MAP refused")
-	// ErrLost: mapped memory could not be accessed. The peer made its file smaller, or the system
-	// has no page for it.
+	// ErrLost reports that mapped memory could not be accessed. The peer made its file smaller,
+	// or the system has no page for it.
 	ErrLost = errors.New("mapped memory lost")
 )
 

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errUnfinished: the request continues in the next turn.
+// errUnfinished reports that the request continues in the next turn.
 var errUnfinished = errors.New("the rest of the request is for the next turn")
 
 // ofDevice reports whether a request concerns the device or other state of its owner.

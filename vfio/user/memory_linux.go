@@ -403,7 +403,7 @@ func (s *space) accessBy(by toucher, addr uint64, p []byte, write bool, allowed 
 	return nil
 }
 
-// errRemote: the mapping has no bytes here.
+// errRemote reports that the mapping has no bytes here.
 var errRemote = refuse(unix.EREMOTE, "reached by messages")
 
 // allows returns nil if the peer mapped an address with the right for an access.

@@ -129,7 +129,7 @@ func scarce(errno unix.Errno, tries int) bool {
 	return true
 }
 
-// errWouldBlock: a receive that must not wait found nothing.
+// errWouldBlock reports that a receive that must not wait found nothing.
 var errWouldBlock = errors.New("nothing to receive")
 
 // recv receives up to len(p) bytes, at least one, and the descriptors that came with them. It

@@ -60,7 +60,7 @@ func touchAside(a *area, off uint64, p []byte, write bool) error {
 	return nil
 }
 
-// errByMapping: the area has no descriptor.
+// errByMapping reports that the area has no descriptor.
 var errByMapping = errors.New("the file is only mapped")
 
 // byFile reads or writes the file itself. It extends the file only if the peer truncates it at

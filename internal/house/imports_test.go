@@ -59,6 +59,9 @@ var strangers = map[string][]string{
 	"vfio":   {"device", "soc", "fault"},
 	"soc":    {"proc", "netlink", "gup", "attach"},
 	"cmd":    {"soc", "fault", "domain", "proc", "gup"}, // directly, see below
+
+	"daemon/session": {"control", "mediate", "vfio"},
+	"daemon/api":     {"mediate", "vfio"},
 }
 
 // room returns the key of levels for a package.

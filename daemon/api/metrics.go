@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/exanet/pfd/control"
@@ -44,29 +43,9 @@ func (srv *Server) metricsFor(ctx context.Context, q *query) ([]byte, error) {
 			s.gauge("domains", "protection domains in use", float64(own[i].domains), "node", node)
 		}
 	}
-	s.gauge("sees_all", seesAllHelp, 0)
+	s.gauge("sees_all", "1: the metrics are of all processes; 0: of the asking user's processes, since they attached", 0)
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())
 	return gather(s)
-}
-
-const seesAllHelp = "1: the metrics are of all processes; 0: of the asking user's processes, since they attached"
-
-// stages adds a node's histograms, without the empty ones, except totals.
-func (s *scrape) stages(node string, t *stageTimes) {
-	desc := prometheus.NewDesc(metricPrefix+"fault_stage_seconds",
-		"time of each stage of the faults: drain, queue, page_in, answer, and their total",
-		[]string{"node", "stage", "side", "kind"}, nil)
-	for st := range t.of {
-		for side := range t.of[st] {
-			for kind := range t.of[st][side] {
-				h := &t.of[st][side][kind]
-				if h.Count == 0 && (stage(st) != stageTotal || kind == 0) {
-					continue
-				}
-				s.histogram(desc, h, node, stageNames[st], sideNames[side], kindNames[kind])
-			}
-		}
-	}
 }
 
 // A node has some 250 series. In a pfd with more than manyNodes, the nodes that are not yet used

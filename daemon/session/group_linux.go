@@ -40,8 +40,7 @@ func (d *Host) others(s *session) (list []*session) {
 
 func (s *session) proveWith(o *session) error {
 	var none [attach.KeySize]byte
-	switch {
-	case s.group.key != none || o.group.key != none:
+	if s.group.key != none || o.group.key != none {
 		if subtle.ConstantTimeCompare(s.group.key[:], o.group.key[:]) != 1 {
 			return errKey
 		}

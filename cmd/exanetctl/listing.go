@@ -29,7 +29,7 @@ type listing[T any] struct {
 	none        string   // text for an empty list
 	rest        string   // added to none unless --all is given
 	all         *bool    // --all
-	fetch       func(ctx context.Context, c *control.Client, node int) ([]T, error)
+	fetch       func(c *control.Client, ctx context.Context, node int) ([]T, error)
 	place       func(*T) []int // the parts of an element's ID
 	log         bool           // an ID is a node, whose list may be empty
 	keep        func(t *T, named bool) bool
@@ -57,7 +57,7 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		rows, err := l.fetch(cmd.Context(), c, id[0])
+		rows, err := l.fetch(c, cmd.Context(), id[0])
 		if err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
 		if err != nil {
 			return nil, err
 		}
-		rows, err := l.fetch(ctx, c, control.AllNodes)
+		rows, err := l.fetch(c, ctx, control.AllNodes)
 		for i := range rows {
 			var words []string
 			for _, n := range l.place(&rows[i]) {

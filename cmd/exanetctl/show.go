@@ -91,9 +91,7 @@ func (a *app) nodeCommand() *cobra.Command {
 	var window string
 	l := listing[control.Node]{
 		name: "node", none: "no node answers: pfd has lost its device and waits for it: restart the server of the device (pfd --device); pfd's log has the reason", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
-		fetch: func(ctx context.Context, c *control.Client, node int) ([]control.Node, error) {
-			return c.Nodes(ctx, node)
-		},
+		fetch: (*control.Client).Nodes,
 		place: func(n *control.Node) []int { return []int{n.Index} },
 		json: func(n []control.Node, all bool) any {
 			return control.Nodes{Version: control.Version, SeesAll: all, Nodes: n}
@@ -172,7 +170,7 @@ func (a *app) domainCommand() *cobra.Command {
 	type domain = control.Domain
 	return list(a, &listing[domain]{
 		name: "domain", none: "no process is attached", short: "Show the protection domains, each of one process on one node", id: []string{"NODE", "SLOT"},
-		fetch: func(ctx context.Context, c *control.Client, node int) ([]domain, error) { return c.Domains(ctx, node) },
+		fetch: (*control.Client).Domains,
 		place: func(d *domain) []int { return []int{d.Node, d.Slot} },
 		json: func(d []domain, all bool) any {
 			return control.Domains{Version: control.Version, SeesAll: all, Domains: d}
@@ -206,7 +204,7 @@ func (a *app) channelCommand() *cobra.Command {
 		flags: func(c *cobra.Command) {
 			c.Flags().BoolVar(&all, "all", false, "also show the last transfers of ended processes")
 		},
-		fetch: func(ctx context.Context, c *control.Client, node int) ([]channel, error) {
+		fetch: func(c *control.Client, ctx context.Context, node int) ([]channel, error) {
 			domains, err := c.Domains(ctx, node)
 			if err != nil {
 				return nil, err
@@ -244,19 +242,11 @@ func (a *app) channelCommand() *cobra.Command {
 			{"BLOCKS", 0, func(ch *channel) any { return ch.Blocks }},
 			{"ACKED", 0, func(ch *channel) any { return ch.Acked }},
 			{"IN_FLIGHT", 0, func(ch *channel) any { return ch.InFlight }},
-			{"WINDOW", 9, func(ch *channel) any {
-				if ch.Window == 0 {
-					return ""
-				}
-				return ch.Window
-			}},
+			{"WINDOW", 9, func(ch *channel) any { return when(ch.Window != 0, ch.Window) }},
 			{"PAUSED", 0, func(ch *channel) any { return ch.Paused }},
 			{"RESENT", 2, func(ch *channel) any { return ch.Retransmitted }},
 			{"SEQUENCES", 10, func(ch *channel) any {
-				if ch.Window == 0 || ch.InFlight == 0 {
-					return ""
-				}
-				return fmt.Sprintf("%d-%d", ch.OldestSequence, ch.NewestSequence)
+				return when(ch.Window != 0 && ch.InFlight != 0, fmt.Sprintf("%d-%d", ch.OldestSequence, ch.NewestSequence))
 			}},
 			{"AGE", 1, func(ch *channel) any { return duration(ch.AgeNS, time.Microsecond) }},
 		},
@@ -267,9 +257,7 @@ func (a *app) transactionCommand() *cobra.Command {
 	type transaction = control.Transaction
 	return list(a, &listing[transaction]{
 		name: "transaction", none: "no block is in flight", short: "Show the transactions in flight, each a block of a transfer", id: []string{"NODE", "TRANSACTION"},
-		fetch: func(ctx context.Context, c *control.Client, node int) ([]transaction, error) {
-			return c.Transactions(ctx, node)
-		},
+		fetch: (*control.Client).Transactions,
 		place: func(x *transaction) []int { return []int{x.Node, int(x.ID)} },
 		json: func(x []transaction, all bool) any {
 			return control.Transactions{Version: control.Version, SeesAll: all, Transactions: x}
@@ -288,12 +276,7 @@ func (a *app) transactionCommand() *cobra.Command {
 			{"LENGTH", 4, func(x *transaction) any { return bytesCell(uint64(x.LengthBytes)) }},
 			{"ATTEMPTS", 0, func(x *transaction) any { return x.Attempts }},
 			{"RAPFS", 1, func(x *transaction) any { return x.RAPFs }},
-			{"LAST_NACK", 1, func(x *transaction) any {
-				if x.LastCode == 0 {
-					return ""
-				}
-				return x.LastCode
-			}},
+			{"LAST_NACK", 1, func(x *transaction) any { return when(x.LastCode != 0, x.LastCode) }},
 			{"AGE", 0, func(x *transaction) any { return duration(x.AgeNS, time.Microsecond) }},
 			{"DUE", 0, func(x *transaction) any { return duration(x.DueNS, time.Microsecond) }},
 		},
@@ -308,19 +291,14 @@ func (a *app) smmuCommand() *cobra.Command {
 		flags: func(c *cobra.Command) {
 			c.Flags().BoolVar(&all, "all", false, "also show banks that no domain uses")
 		},
-		fetch: func(ctx context.Context, c *control.Client, node int) ([]bank, error) { return c.SMMU(ctx, node) },
+		fetch: (*control.Client).SMMU,
 		place: func(b *bank) []int { return []int{b.Node, b.Bank} },
 		keep:  func(b *bank, named bool) bool { return all || named || b.PDID != 0 },
 		json:  func(b []bank, all bool) any { return control.SMMU{Version: control.Version, SeesAll: all, Banks: b} },
 		columns: []column[bank]{
 			{"BANK", 0, func(b *bank) any { return fmt.Sprintf("%d/%d", b.Node, b.Bank) }},
 			{"PDID", 0, func(b *bank) any { return pdid(b.PDID) }},
-			{"STREAM", 2, func(b *bank) any {
-				if !b.StreamOn {
-					return ""
-				}
-				return b.Stream
-			}},
+			{"STREAM", 2, func(b *bank) any { return when(b.StreamOn, b.Stream) }},
 			{"ENABLED", 0, func(b *bank) any { return b.Enabled }},
 			{"SCTLR", 3, func(b *bank) any { return b.SCTLR }},
 			{"FSR", 0, func(b *bank) any { return b.FSR }},
@@ -335,19 +313,14 @@ func (a *app) fifoCommand() *cobra.Command {
 	type fifo = control.FIFO
 	return list(a, &listing[fifo]{
 		name: "fifo", none: "no FIFO", short: "Show the page-fault FIFOs without removing entries", id: []string{"NODE"},
-		fetch: func(ctx context.Context, c *control.Client, node int) ([]fifo, error) { return c.FIFOs(ctx, node) },
+		fetch: (*control.Client).FIFOs,
 		place: func(f *fifo) []int { return []int{f.Node} },
 		json:  func(f []fifo, all bool) any { return control.FIFOs{Version: control.Version, SeesAll: all, FIFOs: f} },
 		columns: []column[fifo]{
 			{"NODE", 0, func(f *fifo) any { return f.Node }},
 			{"FIFO", 0, func(f *fifo) any { return f.Name }},
 			{"LEVEL", 0, func(f *fifo) any { return f.Level }},
-			{"HIGHEST", 0, func(f *fifo) any {
-				if f.Highest < 0 {
-					return ""
-				}
-				return f.Highest
-			}},
+			{"HIGHEST", 0, func(f *fifo) any { return countCell(f.Highest) }},
 			{"DEPTH", 0, func(f *fifo) any { return f.Depth }},
 			{"OVERFLOW", 0, func(f *fifo) any { return f.Overflow }},
 		},
@@ -436,7 +409,7 @@ func (a *app) faultCommand() *cobra.Command {
 	l.flags = func(c *cobra.Command) {
 		c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "number of faults, the newest ones")
 	}
-	l.fetch = func(ctx context.Context, c *control.Client, node int) ([]control.Fault, error) {
+	l.fetch = func(c *control.Client, ctx context.Context, node int) ([]control.Fault, error) {
 		if last < 1 || last > control.MaxFaults {
 			return nil, usagef("--last %d: want 1 to %d", last, control.MaxFaults)
 		}
@@ -479,11 +452,8 @@ func faultListing() *listing[control.Fault] {
 			{"POLICY", 5, func(f *fault) any { return f.Policy }},
 			{"KIND", 0, func(f *fault) any { return f.Kind }},
 			{"OUTCOME", 0, func(f *fault) any { return f.Outcome }},
-			{"TRANSFER", 6, func(f *fault) any {
-				if !f.Block { // only known from FAR
-					return ""
-				}
-				return fmt.Sprintf("%s:%d.%d", nodeID(f.SourceNode), f.Transaction, f.Sequence)
+			{"TRANSFER", 6, func(f *fault) any { // unknown if only FAR reports the fault
+				return when(f.Block, fmt.Sprintf("%s:%d.%d", nodeID(f.SourceNode), f.Transaction, f.Sequence))
 			}},
 			{"DRAIN_US", 2, func(f *fault) any { return micros(f.Stages.Drain) }},
 			{"QUEUE_US", 2, func(f *fault) any { return micros(f.Stages.Queue) }},
@@ -492,12 +462,7 @@ func faultListing() *listing[control.Fault] {
 			{"TOTAL_US", 0, func(f *fault) any { return micros(f.Stages.Total) }},
 			{"PID", 0, func(f *fault) any { return countCell(cmp.Or(f.PID, -1)) }},
 			{"TIME", 0, func(f *fault) any { return wallTime(f) }},
-			{"AGE", 8, func(f *fault) any {
-				if f.UnixNS == 0 {
-					return unmeasured
-				}
-				return duration(f.AgeNS, time.Millisecond)
-			}},
+			{"AGE", 8, func(f *fault) any { return when(f.UnixNS != 0, duration(f.AgeNS, time.Millisecond)) }},
 			{"REASON", 7, func(f *fault) any { return f.Reason }},
 		},
 	}

@@ -28,13 +28,13 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 		now += int64(mailTime)
 	}
 	if m.until != 0 {
-		t.Errorf("looked at for ever: %+v", m)
+		t.Errorf("polled for ever: %+v", m)
 	}
 	var got attach.Mail
 	if ok, full := mem.TakeMail(&got); !ok || !full {
 		t.Fatalf("taken %v, full %v", ok, full)
 	}
 	if processes.Room(processes{}, &s.process); !m.asked {
-		t.Error("the rest is not looked for when the process has made room")
+		t.Error("the mailbox is not polled after the process has made room")
 	}
 }

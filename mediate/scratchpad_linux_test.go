@@ -48,7 +48,7 @@ func TestScratchpadThatGoes(t *testing.T) {
 	} {
 		before := lost
 		if access() || lost == before {
-			t.Errorf("access %d succeeds, or nobody is told", i)
+			t.Errorf("access %d succeeds, or lost is not called", i)
 		}
 	}
 	s.put(1, 2, &words)

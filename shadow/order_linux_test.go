@@ -167,7 +167,7 @@ func order(t *testing.T, seed uint64) {
 					u.pause("next")
 				}
 				if _, f := u.access(slot, device.VA(va+p*page), true); f != smmu.Translation {
-					t.Errorf("page %d of slot %d, which was taken back: fault %v", p, slot, f)
+					t.Errorf("page %d of slot %d, which was unshared: fault %v", p, slot, f)
 				}
 			}
 			if err := u.m.Share(slot, va, pages*page, files[slot], 0, true); err != nil {

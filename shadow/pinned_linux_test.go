@@ -199,9 +199,9 @@ func TestPinnedEqualsTheKernels(t *testing.T) {
 		t.Errorf("at rest %d bytes are locked, and %+v", k, s)
 	}
 	if equal < 200 || most > Bound(window) || most < window/2 {
-		t.Errorf("%d bytes were locked at most, the bound is %d; %d looks at rest", most, Bound(window), equal)
+		t.Errorf("at most %d bytes were locked, the bound is %d; %d checks at rest", most, Bound(window), equal)
 	}
-	t.Logf("equal to the byte with no call under way: %d of 2000 looks; most %d of %d", equal, most, Bound(window))
+	t.Logf("equal to the byte with no call in progress: %d of 2000 checks; most %d of %d", equal, most, Bound(window))
 }
 
 // TestLimit: a limit of the kernel below the window causes evictions, and page-ins continue; a
@@ -389,7 +389,7 @@ func TestAddresses(t *testing.T) {
 		t.Errorf("%#x", at)
 	}
 	if _, err := a.carve(1 << 48); !errors.Is(err, ErrConfig) {
-		t.Errorf("more than there is: %v", err)
+		t.Errorf("more than is free: %v", err)
 	}
 	few := newAddresses(0x10000, []Range{{0x10000, 0x1ffff}})
 	if _, ok := few.take(); !ok {

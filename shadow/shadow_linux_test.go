@@ -142,7 +142,7 @@ func (u *unit) UnmapDMA(addr, size uint64) error {
 		}
 	}
 	if n == 0 {
-		u.t.Errorf("%#x+%#x is unmapped and nothing is mapped there", addr, size)
+		u.t.Errorf("%#x+%#x is unmapped but nothing is mapped there", addr, size)
 	}
 	u.unmaps++
 	return err
@@ -203,11 +203,11 @@ func (u *unit) try(slot int, va device.VA, write bool, do func(*byte), fault fun
 			across := uint64(page) << (levelBits * (tableLevels - level))
 			r := region{slot, va &^ device.VA(across-1), across}
 			if was, ok := u.walks[addr&^(page-1)]; ok && was != r {
-				u.t.Errorf("table %#x of %+v is used for %+v before the TLB has forgotten it", addr&^(page-1), was, r)
+				u.t.Errorf("table %#x of %+v is used for %+v before the TLB was invalidated", addr&^(page-1), was, r)
 			}
 			for at, was := range u.walks {
 				if was == r && at != addr&^(page-1) {
-					u.t.Errorf("table %#x has come for %#x of %+v before the TLB has forgotten that", addr&^(page-1), at, r)
+					u.t.Errorf("table %#x replaced %#x of %+v before the TLB was invalidated", addr&^(page-1), at, r)
 				}
 			}
 			u.walks[addr&^(page-1)] = r
@@ -421,10 +421,10 @@ func TestNeighbours(t *testing.T) {
 		t.Fatal(err)
 	}
 	if gone := u.m.Invalidations()[0]; gone != (tally.Invalidated{Calls: 1, Pages: 1}) {
-		t.Errorf("taken away: %+v", gone)
+		t.Errorf("invalidated: %+v", gone)
 	}
 	if _, f := u.access(0, va, true); f != smmu.Translation {
-		t.Errorf("what is not shared any more: fault %v", f)
+		t.Errorf("the unshared memory: fault %v", f)
 	}
 	if _, f := u.access(0, va+pages*page, true); f != smmu.NoFault {
 		t.Errorf("its neighbour: fault %v", f)
@@ -442,7 +442,7 @@ func TestEviction(t *testing.T) {
 		for p := range pages {
 			at := device.VA(va + p*page)
 			if _, f := u.access(4, at, true); f != smmu.Translation {
-				t.Fatalf("round %d: page %d, used longest ago, is still there", round, p)
+				t.Fatalf("round %d: page %d, the least recently used, is still present", round, p)
 			}
 			if r := u.m.PageIn(4, at, 1, true); r.Err != nil || r.Resident != 1 {
 				t.Fatalf("%+v", r)
@@ -460,7 +460,7 @@ func TestEviction(t *testing.T) {
 		t.Errorf("%+v, %d unmapped, %d invalidations", s, u.unmaps, u.invalidations)
 	}
 	if gone := u.m.Invalidations(); gone[4] != (tally.Invalidated{Calls: 3*pages - MinWindow/page, Pages: 3*pages - MinWindow/page}) || gone[0].Pages != 0 {
-		t.Errorf("taken away: %+v", gone)
+		t.Errorf("invalidated: %+v", gone)
 	}
 	// One page-in brings in at most a quarter of the window.
 	if r := u.m.PageIn(4, va, 64, true); r.Resident != 1<<(MinWindow/4/page)-1 {
@@ -479,7 +479,7 @@ func TestEviction(t *testing.T) {
 		t.Error("the page that was used last is evicted")
 	}
 	if _, f := u.access(4, va+page, false); f != smmu.Translation {
-		t.Error("the page that was used longest ago is there")
+		t.Error("the least recently used page is present")
 	}
 }
 
@@ -655,14 +655,14 @@ func TestRandom(t *testing.T) {
 					t.Fatal(err)
 				}
 				if _, f := u.access(areas[i].slot, areas[i].va, true); f == smmu.NoFault {
-					t.Fatal("memory is reached that was taken back")
+					t.Fatal("unshared memory is accessible")
 				}
 				areas = append(areas[:i], areas[i+1:]...)
 			case k == 2:
 				a := areas[rng.IntN(len(areas))]
 				u.m.Forget(a.slot, a.va, uint64(len(a.b)))
 				if _, f := u.access(a.slot, a.va, true); f == smmu.NoFault {
-					t.Fatal("memory is reached that was forgotten")
+					t.Fatal("forgotten memory is accessible")
 				}
 			default:
 				a := areas[rng.IntN(len(areas))]
@@ -681,7 +681,7 @@ func TestRandom(t *testing.T) {
 				v := byte(rng.Uint32())
 				*got = v
 				if a.b[p*page] != v {
-					t.Fatalf("seed %d: page %d of slot %d is somebody else's", seed, p, a.slot)
+					t.Fatalf("seed %d: page %d of slot %d belongs to another slot", seed, p, a.slot)
 				}
 			}
 			if s := u.m.Stats(); s.Mapped > s.Window {

@@ -141,7 +141,7 @@ func TestCommandRegister(t *testing.T) {
 	}
 	ok(t, c.SetCommand(CommandMaster))
 	if n := count(t, ev); n != 1 {
-		t.Errorf("%d interrupts when bus mastering comes on", n)
+		t.Errorf("%d interrupts when bus mastering is turned on", n)
 	}
 	d.taken()
 	if _, err := c.Read(0, 0, 4); !errors.Is(err, unix.EIO) {
@@ -236,7 +236,7 @@ func TestInterrupts(t *testing.T) {
 	}
 	want("raised", 1, 1, 1, 1, 1, 0, 1, 1)
 	if err := s.Interrupt(testVectors); err == nil {
-		t.Error("a vector that is not there was raised")
+		t.Error("a nonexistent vector was raised")
 	}
 	if err := s.Interrupt(-1); err == nil {
 		t.Error("vector -1 was raised")
@@ -248,7 +248,7 @@ func TestInterrupts(t *testing.T) {
 	ok(t, c.ActIRQs(IRQMSIX, 0, 2, IRQActionMask))
 	ok(t, c.ActIRQs(IRQMSIX, 0, 1, IRQActionMask)) // no change, no event
 	if count(t, masked) != 1 || count(t, unmasked) != 0 {
-		t.Error("masking was not told once")
+		t.Error("masking was not signalled once")
 	}
 	ok(t, s.Interrupt(0))
 	ok(t, s.Interrupt(0))
@@ -260,13 +260,13 @@ func TestInterrupts(t *testing.T) {
 	ok(t, c.ActIRQsWhere(IRQMSIX, 0, IRQActionUnmask, []bool{true, false}))
 	want("one unmasked", 1, 0)
 	if count(t, unmasked) != 1 {
-		t.Error("unmasking was not told")
+		t.Error("unmasking was not signalled")
 	}
 	ok(t, c.Write(4, 0x1c, 4, 0)) // by the table
 	want("unmasked by the table", 0, 1)
 	ok(t, c.Write(4, 0x0c, 4, 1))
 	if count(t, masked) != 1 {
-		t.Error("masking by the table was not told")
+		t.Error("masking by the table was not signalled")
 	}
 	ok(t, c.Write(4, 0x0c, 4, 0))
 
@@ -453,15 +453,15 @@ func TestMmap(t *testing.T) {
 	cfg := testConfig(d)
 	cfg.BARs[2].FD = memfd(t, 6*4096, 0)
 	if _, err := New(cfg, d); err == nil {
-		t.Error("a memfd without a seal was taken")
+		t.Error("a memfd without a seal was accepted")
 	}
 	cfg.BARs[2].FD = memfd(t, 4*4096, unix.F_SEAL_SHRINK)
 	if _, err := New(cfg, d); err == nil {
-		t.Error("a memfd that ends before the areas was taken")
+		t.Error("a memfd that ends before the areas was accepted")
 	}
 	cfg.BARs[2].FD = eventfd(t)
 	if _, err := New(cfg, d); err == nil {
-		t.Error("an eventfd was taken for a memfd")
+		t.Error("an eventfd was accepted as a memfd")
 	}
 }
 
@@ -580,7 +580,7 @@ func TestIOEventRefusals(t *testing.T) {
 		cfg.IOEvents = []IOEvent{ev}
 		if s, err := New(cfg, d); err == nil {
 			s.Close()
-			t.Errorf("%+v was taken", ev)
+			t.Errorf("%+v was accepted", ev)
 		}
 	}
 }

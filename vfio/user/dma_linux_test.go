@@ -281,7 +281,7 @@ func TestDMAMessages(t *testing.T) {
 			wg.Wait()
 			ok(t, c.MapBytes(0x800000, make([]byte, 4096), DMARead))
 			if err := s.DMA().Write(0x800000, got[:8]); !errors.Is(err, ErrDenied) {
-				t.Errorf("write to what is readable: %v", err)
+				t.Errorf("write to a read-only range: %v", err)
 			}
 			// The client refuses ranges that are not mapped any more.
 			ok(t, c.space.remove(0x10000, 0x10000+1<<20-1))
@@ -572,7 +572,7 @@ func TestTouchHoldsNobodyUp(t *testing.T) {
 		}
 		select {
 		case <-unmapped:
-			t.Fatal("what is touched still is unmapped")
+			t.Fatal("memory was unmapped during an access")
 		default:
 		}
 	}

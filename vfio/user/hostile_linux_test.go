@@ -93,7 +93,7 @@ func TestConnectsAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	if st := s.Stats(); busy.Load() != n || st.Turned != n || st.Connections != 1 {
-		t.Errorf("%d were told, %+v", busy.Load(), st)
+		t.Errorf("%d were told that the device is busy, %+v", busy.Load(), st)
 	}
 	_, err = c.Read(RegionConfig, 0, 4)
 	ok(t, err)
@@ -177,7 +177,7 @@ func TestSlowVersion(t *testing.T) {
 					return // it hung up
 				}
 				if p := []unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLRDHUP}}; poll(p, 50) {
-					t.Logf("let go after %v", time.Since(start))
+					t.Logf("disconnected after %v", time.Since(start))
 					return
 				}
 			}
@@ -209,7 +209,7 @@ func TestSlowMessage(t *testing.T) {
 	r := rawConnect(t, s)
 	r.agree("{}")
 	if p := []unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLRDHUP}}; poll(p, 300) {
-		t.Fatal("an idle client was let go")
+		t.Fatal("an idle client was disconnected")
 	}
 	all := raw(2, CmdRegionWrite, 0, le(uint64(0), 0, 100, make([]byte, 100)))
 	for _, b := range all[:len(all)-1] {
@@ -260,7 +260,7 @@ func TestNeverReads(t *testing.T) {
 		}
 		// A ratio, independent of the machine's speed: without the bound it would take twice as
 		// long.
-		t.Logf("sips %v: let go after %v, Timeout is %v", sips, time.Since(start), timeout)
+		t.Logf("sips %v: disconnected after %v, Timeout is %v", sips, time.Since(start), timeout)
 		sender.Wait() // before its descriptor's number is another's
 		r.sock.close()
 	}

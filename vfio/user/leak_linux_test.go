@@ -107,7 +107,7 @@ func TestDescriptorsLost(t *testing.T) {
 	client.send(raw(2, CmdDMAMap, 0, le(32, 1, uint64(0), uint64(0x10000), uint64(4096))), file)
 	_, answered := client.receive()
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || answered {
-		t.Fatal(err, "or a descriptor without room for it was taken")
+		t.Fatal(err, "or a descriptor without room for it was received")
 	}
 	if level := log.end(); level != slog.LevelWarn {
 		t.Errorf("at level %v", level)

@@ -33,7 +33,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		w, err := again(v.Append(nil))
 		if err != nil || !reflect.DeepEqual(v, w) {
-			t.Errorf("%+v encodes to what decodes to %+v, %v", v, w, err)
+			t.Errorf("%+v is encoded and decoded as %+v, %v", v, w, err)
 		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

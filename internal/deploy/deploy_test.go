@@ -308,7 +308,7 @@ func TestPerf(t *testing.T) {
 		t.Errorf("absent: %v faults of 100 transfers and more", n)
 	}
 	p := start(t, "exanetctl", "--socket", d.socket, "perf", "lat", "--memory", "any")
-	if code := p.wait(); code != 4 || !strings.Contains(p.err.String(), `(SVA), so that transfers reach shared memory alone: take "shared"`) {
+	if code := p.wait(); code != 4 || !strings.Contains(p.err.String(), `(SVA), so transfers can access only shared memory: use "shared"`) {
 		t.Errorf("memory that is not shared: exit code %d: %s", code, p.err.String())
 	}
 }

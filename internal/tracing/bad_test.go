@@ -226,7 +226,7 @@ func TestEventsThatNobodyReads(t *testing.T) {
 	if c["events_lost"] == 0 {
 		t.Errorf("%d faults, but no event is lost: %v", c["faults"], c)
 	}
-	if out := r.ctl("trace", "status", "--bpffs", r.dir); !strings.Contains(out, "nobody read these events") {
+	if out := r.ctl("trace", "status", "--bpffs", r.dir); !strings.Contains(out, "these events were not read") {
 		t.Errorf("it says\n%s", out)
 	}
 	if out, err := r.said("trace", "faults", "--bpffs", r.dir); err == nil || !strings.Contains(out, "end that one first") {

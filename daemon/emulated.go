@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/trace"
 	"github.com/exanet/pfd/view"
 )
@@ -55,6 +56,9 @@ func Emulated(cfg Config) (session.Machine, error) {
 func (m emulated) Nodes() int              { return m.engine.Nodes() }
 func (m emulated) Bus(node int) device.Bus { return m.engine.Bus(node) }
 
+// Space implements Machine.
+func (m emulated) Space(node int) space.Machine { return m.engine.Space(node) }
+
 // Features implements Machine.
 func (m emulated) Features() session.Features {
 	f := session.Features{
@@ -92,14 +96,10 @@ func (m emulated) Run(ctx context.Context) error {
 }
 
 func (m emulated) Attach(node, slot int, a *session.Attachment) error {
-	to := emu.Attachment{
-		Pages: a.Pages, Wake: a.Wake, Memory: a.Process, Port: a.Port, ReadOnly: a.ReadOnly, Gone: a.Gone, Declined: a.Declined,
+	return m.engine.Attach(node, slot, &emu.Attachment{
+		Pages: a.Pages, Wake: a.Wake, Space: a.Space, ReadOnly: a.ReadOnly, Gone: a.Gone, Declined: a.Declined,
 		Log: a.Log, UID: a.UID, PID: a.PID,
-	}
-	if a.View != nil {
-		to.View = a.View
-	}
-	return m.engine.Attach(node, slot, &to)
+	})
 }
 
 func (m emulated) Detach(node, slot int) { m.engine.Detach(node, slot) }

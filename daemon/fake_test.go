@@ -8,8 +8,10 @@ import (
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault/faulttest"
+	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/space"
 )
 
 // fake is a Machine of registers (faulttest) with one owning goroutine.
@@ -52,6 +54,17 @@ func newFake(nodes int) *fake {
 func (f *fake) Nodes() int              { return len(f.nodes) }
 func (f *fake) Bus(node int) device.Bus { return f.nodes[node] }
 
+func (f *fake) Space(node int) space.Machine { return f.nodes[node].Node }
+
+// pager is a Space as the nodes page in.
+type pager struct{ space.Space }
+
+func (p pager) PageIn(va device.VA, pages int, write bool) gup.Result {
+	op := space.Op{Kind: space.PageIn, VA: va, Pages: pages, Write: write}
+	space.Do(p.Space, &op)
+	return op.Paged
+}
+
 func (f *fake) Features() session.Features {
 	return session.Features{
 		Ended:        func(node int) *tally.Node { return &f.nodes[node].ended },
@@ -91,6 +104,7 @@ func (f *fake) Attach(node, slot int, a *session.Attachment) error {
 		return f.refuse
 	}
 	f.attached[[2]int{node, slot}] = a
+	f.nodes[node].Pagers[slot] = pager{a.Space}
 	f.log = append(f.log, "attach")
 	return nil
 }

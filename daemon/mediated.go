@@ -11,9 +11,9 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/netlink"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/vfio/user"
 )
 
@@ -73,6 +73,9 @@ type mediated struct{ m *mediate.Machine }
 func (m mediated) Nodes() int              { return m.m.Nodes() }
 func (m mediated) Bus(node int) device.Bus { return m.m.Bus(node) }
 
+// Space implements session.Machine.
+func (m mediated) Space(node int) space.Machine { return m.m.Space(node) }
+
 // Run drives the machine until ctx ends, and closes it.
 func (m mediated) Run(ctx context.Context) error {
 	return errors.Join(m.m.Run(ctx), m.m.Close())
@@ -86,7 +89,9 @@ func (m mediated) Features() session.Features {
 }
 
 func (m mediated) Attach(node, slot int, a *session.Attachment) error {
-	return m.m.Attach(node, slot, &mediate.Attachment{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Declined: a.Declined})
+	return m.m.Attach(node, slot, &mediate.Attachment{
+		Pages: a.Pages, Wake: a.Wake, UID: a.UID, Space: a.Space, Gone: a.Gone, Declined: a.Declined,
+	})
 }
 
 func (m mediated) Detach(node, slot int)        { m.m.Detach(node, slot) }
@@ -127,14 +132,6 @@ func (m mediated) Invalidate(node, slot int, va device.VA, size uint64) {
 	}
 }
 
-func (m mediated) PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result {
-	mem, err := m.m.Memory(node)
-	if err != nil {
-		return gup.Result{Err: err} // the device comes back, or the slot ends
-	}
-	return mem.PageIn(slot, va, pages, write)
-}
-
 // Page implements Sharing.
 func (m mediated) Page(node int) uint64 {
 	mem, err := m.m.Memory(node)
@@ -145,14 +142,6 @@ func (m mediated) Page(node int) uint64 {
 }
 
 func (m mediated) Asked(node, slot int, f netlink.Fault) { m.m.Asked(node, slot, f) }
-
-func (m mediated) Again(node, slot int, va device.VA, write bool) gup.Result {
-	mem, err := m.m.Memory(node)
-	if err != nil {
-		return gup.Result{Err: err}
-	}
-	return mem.Again(slot, va, write)
-}
 
 // Messages implements Sharing.
 func (m mediated) Messages(node int) (sent, awaited uint64, ok bool) { return m.m.Messages(node) }

@@ -68,15 +68,8 @@ type Handler interface {
 	Interrupt(vector int)
 }
 
-// Call is work that may sleep in the kernel. Run is called on an arbitrary goroutine and must not
-// touch the driver's state; afterwards Done is called on the goroutine that owns the windows.
-type Call interface {
-	Run()
-	Done()
-}
-
 // Bus connects a driver to one node. One goroutine owns the windows. Everything that touches them
-// or the driver's state runs there: Interrupt, posted functions and Call.Done. So no register and
+// or the driver's state runs there: Interrupt and posted functions. So no register and
 // no driver state needs a lock.
 type Bus interface {
 	// Window returns one of the node's windows.
@@ -87,9 +80,4 @@ type Bus interface {
 	// Post runs f on the owning goroutine, after the function that is running there. Any
 	// goroutine may call it. After the end of the bus f is dropped.
 	Post(f func())
-	// Do calls c.Run where a long sleep delays only slot, and then c.Done on the owning
-	// goroutine. It is called on the owning goroutine and returns before Run starts. long means
-	// that the call is known to take tens of microseconds and should run on another CPU: a long
-	// and a short call of one slot may run concurrently.
-	Do(slot int, c Call, long bool)
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/futex"
+	"github.com/exanet/pfd/space"
 )
 
 // apart makes the calls that the engine does not make itself: long page-ins, and
@@ -73,7 +74,7 @@ func (p *apart) takeBack(e *Engine) *call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, c := range p.calls {
-		if c.slot != nil && !e.slow(c.slot) {
+		if c.slot != nil && c.step != space.Apart && !e.slow(c.slot) {
 			return p.remove(i)
 		}
 	}

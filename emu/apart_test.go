@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,21 +24,25 @@ func (noMemory) Walk(device.VA, int, bool) (proc.Walk, error) { return proc.Walk
 func (noMemory) ReadV([][]byte, device.VA) (int, error)       { return 0, proc.ErrGone }
 func (noMemory) WriteV([][]byte, device.VA) (int, error)      { return 0, proc.ErrGone }
 
-// job is a call of the driver.
+// job is a page-in of the driver.
 type job struct {
-	run  func()
+	space.Op
 	done chan struct{}
 }
 
-func newJob(run func()) *job { return &job{run: run, done: make(chan struct{})} }
-
-func (j *job) Run() {
-	if j.run != nil {
-		j.run()
-	}
+// jobs is memory whose page-ins are functions, by their operations.
+type jobs struct {
+	space.Prompt
+	runs sync.Map
 }
 
-func (j *job) Done() { close(j.done) }
+func (*jobs) Start(*space.Op, int64, bool) space.Step { return space.Run }
+
+func (s *jobs) Run(op *space.Op) {
+	if run, ok := s.runs.Load(op); ok {
+		run.(func())()
+	}
+}
 
 func (j *job) wait(t *testing.T) {
 	t.Helper()
@@ -52,6 +58,7 @@ type live struct {
 	*Engine
 	t      *testing.T
 	memory []*attach.Memory
+	jobs   jobs
 }
 
 func newLive(t *testing.T) *live {
@@ -95,7 +102,7 @@ func (l *live) attach(slot int, uid uint32) {
 	}
 	l.memory = append(l.memory, m)
 	l.on(func() {
-		if err := l.Attach(0, slot, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Memory: noMemory{}, UID: uid}); err != nil {
+		if err := l.Attach(0, slot, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Space: &l.jobs, UID: uid}); err != nil {
 			l.t.Error(err)
 		}
 	})
@@ -104,8 +111,12 @@ func (l *live) attach(slot int, uid uint32) {
 // do has a call of a slot made.
 func (l *live) do(slot int, long bool, run func()) *job {
 	l.t.Helper()
-	j := newJob(run)
-	l.on(func() { l.nodes[0].bus.Do(slot, j, long) })
+	j := &job{done: make(chan struct{})}
+	j.Op = space.Op{Kind: space.PageIn, Pages: 1, Done: func() { close(j.done) }}
+	if run != nil {
+		l.jobs.runs.Store(&j.Op, run)
+	}
+	l.on(func() { l.nodes[0].bus.PageIn(slot, &j.Op, long) })
 	return j
 }
 
@@ -237,7 +248,7 @@ func TestDetachAbandonsThePort(t *testing.T) {
 	var r memport.Request
 	r.AskPageIn(0x7000, 1, true)
 	l.on(func() {
-		if err := l.Attach(0, 3, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Port: port}); err != nil {
+		if err := l.Attach(0, 3, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Space: space.NewHelper(port)}); err != nil {
 			t.Error(err)
 			return
 		}

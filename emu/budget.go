@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/threads"
 )
 
@@ -26,12 +25,12 @@ func (c *call) user() uint32 {
 // page-in, which is what hangs, leaves half of what there is to accesses, and to slots that
 // have no call under way.
 func (e *Engine) takes(c *call) bool {
-	if c.slot != nil && !e.threads.Take(c.slot.att.UID, c.slot.apart == 0 || c.kind != callTask) {
+	if c.slot != nil && !e.threads.Take(c.slot.att.UID, c.slot.apart == 0 || !c.pagesIn()) {
 		return false
 	}
 	if c.charged = true; c.slot != nil {
 		c.slot.apart++
-		c.slot.starved = c.slot.starved && c.kind != callTask
+		c.slot.starved = c.slot.starved && !c.pagesIn()
 	} else {
 		e.threads.Charge(noUser)
 	}
@@ -46,7 +45,7 @@ func (e *Engine) makeApart(c *call) {
 	case e.takes(c):
 		e.apart.make(e, c)
 		return
-	case c.slot.starved && c.kind == callTask, c.slot.node.slots[c.slot.index] != c.slot:
+	case c.slot.starved && c.pagesIn(), c.slot.node.slots[c.slot.index] != c.slot:
 		e.refuse(c)
 		return
 	}
@@ -78,7 +77,7 @@ func (e *Engine) release() (any bool) {
 			s.held = slices.Delete(s.held, 0, 1)
 			e.holding--
 			if late {
-				s.starved = s.starved || c.kind == callTask
+				s.starved = s.starved || c.pagesIn()
 				e.refuse(c)
 			} else {
 				e.apart.make(e, c)
@@ -136,9 +135,7 @@ func (e *Engine) refuse(c *call) {
 	if s.att.Log != nil {
 		s.att.Log.Warn("call refused", "err", threads.ErrNone)
 	}
-	c.err = threads.ErrNone
-	if r, ok := c.task.(gup.Refuser); ok {
-		r.Refuse(c.err)
-	}
+	c.op.Fail(threads.ErrNone)
+	c.refused = true
 	e.complete(c)
 }

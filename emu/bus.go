@@ -5,9 +5,10 @@ import (
 	"fmt"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/space"
 )
 
-// bus is device.Bus for one node: function calls on the engine goroutine.
+// bus is device.Bus and space.Machine for one node: function calls on the engine goroutine.
 type bus struct {
 	engine *Engine
 	node   *node
@@ -28,13 +29,14 @@ func (b *bus) Serve(ctx context.Context, h device.Handler) error {
 	return nil
 }
 
-func (b *bus) Do(slotIndex int, c device.Call, long bool) {
-	k := b.engine.newCall()
-	k.kind, k.node, k.task, k.long = callTask, b.node, c, long
+// PageIn implements space.Machine.
+func (b *bus) PageIn(slotIndex int, op *space.Op, behind bool) {
+	c := b.engine.newCall()
+	c.node, c.op, c.behind = b.node, op, behind
 	if slotIndex >= 0 && slotIndex < device.Slots {
-		k.slot = b.node.slots[slotIndex]
+		c.slot, c.index = b.node.slots[slotIndex], slotIndex
 	}
-	b.engine.tasks = append(b.engine.tasks, k)
+	b.engine.tasks = append(b.engine.tasks, c)
 }
 
 // window is device.Window over a node's registers.

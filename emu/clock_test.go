@@ -5,14 +5,16 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/space"
 )
 
 // late is a pager that keeps the engine for longer than the guard, as a host
 // without a free processor does.
 type late struct {
-	fault.Pager
+	space.Pager
 	now func() int64
 }
 
@@ -38,8 +40,10 @@ func TestStallIsNoTimeOut(t *testing.T) {
 		}
 	})
 	r.on(1, func() {
-		s := r.sides[1].domain
-		if err := r.drivers[1].Add(fault.Target{Slot: s.Slot, PDID: s.PDID, Policy: fault.PIO, Pager: late{gup.New(r.process), r.engine.Now}}); err != nil {
+		s := r.sides[1]
+		r.engine.Detach(1, s.domain.Slot)
+		a := emu.Attachment{Pages: s.pages, Wake: s.mem.WakeFD(), Space: space.NewDirect(r.process, late{gup.New(r.process), r.engine.Now})}
+		if err := r.engine.Attach(1, s.domain.Slot, &a); err != nil {
 			t.Error(err)
 		}
 	})

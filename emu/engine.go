@@ -17,43 +17,23 @@ import (
 	"github.com/exanet/pfd/internal/threads"
 	"github.com/exanet/pfd/internal/turnstile"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/memport"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/trace"
 	"github.com/exanet/pfd/view"
 )
 
-// Memory is a process's memory as the machines reach it; *proc.Process is one.
-type Memory interface {
-	Walk(va device.VA, pages int, write bool) (proc.Walk, error)
-	ReadV(dst [][]byte, va device.VA) (int, error)
-	WriteV(src [][]byte, va device.VA) (int, error)
-}
-
-// Asider is Memory of which an access that sleeps would keep others from running, since it
-// makes no system call. What Aside gives reaches the same memory and keeps nobody.
-type Asider interface {
-	Memory
-	Aside() Memory
-}
-
 // Attachment ties a process to a domain slot.
 type Attachment struct {
-	Pages  *attach.Pages // descriptors, doorbell, packetizer, wake flags
-	Wake   int           // eventfd by which the process wakes a sleeping engine
-	Memory Memory
-	// Port, where it is given, is the way to the process's memory in place of
-	// Memory: nothing of it is touched by the engine itself.
-	Port *memport.Port
-	// View, where it is given, is what the process shares of its memory: where it has the
-	// pages it is used in place of both.
-	View View
+	Pages *attach.Pages // descriptors, doorbell, packetizer, wake flags
+	Wake  int           // eventfd by which the process wakes a sleeping engine
+	// Space is the process's memory. The engine closes it when it detaches the slot.
+	Space space.Space
 	// ReadOnly, where it is given, is what the process shares for reading alone: no access
 	// writes it, whatever the process itself may.
 	ReadOnly *view.ReadOnly
@@ -115,10 +95,10 @@ const (
 type Outside struct {
 	// BTCM is the memory of window btcm, which the driver maps too.
 	BTCM []byte
-	// Memory gives the memory of a slot, by the tables that the slot's context
-	// bank has at that moment. It is called on the engine goroutine; nil is
-	// memory that fails every access.
-	Memory func(slot int, t smmu.Tables) Memory
+	// Memory returns the memory of a slot, by the tables that the slot's context
+	// bank has at that moment; its operations never wait. It is called on the engine
+	// goroutine; nil is memory that fails every access.
+	Memory func(slot int, t smmu.Tables) space.Space
 	// DMA is the driver's memory, for the queues in memory; nil: the node has none.
 	DMA DMA
 	// Remote, where it is given, tells whether memory is reached by asking the
@@ -145,7 +125,7 @@ type Engine struct {
 	leaving   itemQueue
 	actions   []soc.Action     // scratch of step
 	clock     clock            // read once a pass and after each call
-	tasks     []*call          // calls that Do asked for
+	tasks     []*call          // calls to be begun, or to be performed
 	current   *call            // what the lease is held for
 	slowUsers map[uint32]int64 // until when what a user attaches begins slow
 	// unseenUsers is until when what a user shares is not touched.
@@ -213,14 +193,12 @@ type slot struct {
 	index   int
 	att     *Attachment
 	gone    bool
-	port    *memport.Port
 	apart   int     // calls that are made apart
 	late    int     // calls that have lost their lease
 	held    []*call // that wait for a thread
 	starved bool    // a page-in has waited in vain for one, and none has got one since
 	wasLate bool    // it was attached while others of its user had
-	waiting []*call // for a place in the port
-	asked   []*call // and not answered yet
+	waits   int     // calls that wait for an answer
 
 	sleeper
 	unseenUntil int64 // in the time of Now: what its process shares is not touched
@@ -301,6 +279,9 @@ func (e *Engine) Nodes() int { return len(e.nodes) }
 // Bus gives the way to a node. Any goroutine.
 func (e *Engine) Bus(node int) device.Bus { return e.nodes[node].bus }
 
+// Space returns what pages in for the driver of a node. Any goroutine.
+func (e *Engine) Space(node int) space.Machine { return e.nodes[node].bus }
+
 // Now gives the time since the engine was made, ns. Any goroutine.
 func (e *Engine) Now() int64 { return int64(time.Since(e.base)) }
 
@@ -352,11 +333,11 @@ func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
 	if n.slots[slotIndex] != nil {
 		return fmt.Errorf("%w: slot %d of node %d is attached already", ErrConfig, slotIndex, nodeIndex)
 	}
-	s := &slot{node: n, index: slotIndex, att: a, port: a.Port, wasLate: e.lateOf[a.UID] > 0}
-	s.process = owner.Process[*slot]{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Slot: s}
-	if a.Port != nil {
-		s.process.Helper = a.Port
+	if a.Space == nil {
+		return fmt.Errorf("%w: slot %d of node %d has no memory", ErrConfig, slotIndex, nodeIndex)
 	}
+	s := &slot{node: n, index: slotIndex, att: a, wasLate: e.lateOf[a.UID] > 0}
+	s.process = owner.Process[*slot]{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Helper: a.Space, Slot: s}
 	if err := e.loop.Attach(&s.process, e.Now()); err != nil {
 		return fmt.Errorf("emulated machine: %w", err)
 	}
@@ -377,13 +358,10 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 		return
 	}
 	e.loop.Detach(&s.process)
-	e.leaveAsked(s)
 	e.refuseHeld(s)
-	if s.port != nil {
-		// Page-ins that have not been asked for, or come back from elsewhere, end; they must
-		// not touch memory that the session unmaps.
-		s.port.Abandon()
-	}
+	// Page-ins that have not been asked for, or whose answer has not come, end; they must
+	// not touch memory that the session unmaps.
+	s.att.Space.Close()
 	// What the firmware has said of its transfers and nobody was told is not for the
 	// slot's next process.
 	for i := range e.urgent.items {

@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 	"golang.org/x/sys/unix"
 )
 
@@ -67,7 +68,7 @@ func newRigOf(t testing.TB, cfg emu.Config, policy fault.Policy, prepare ...func
 	}
 	for n := range 2 {
 		b := e.Bus(n)
-		d := fault.New(fault.Config{Bus: b, Node: device.NodeID(n), Now: e.Now})
+		d := fault.New(fault.Config{Bus: b, Memory: e.Space(n), Node: device.NodeID(n), Now: e.Now})
 		r.drivers = append(r.drivers, d)
 		go func() { _ = b.Serve(ctx, d) }()
 		m, err := domain.NewManager(b, device.NodeID(n), dir, options...)
@@ -89,10 +90,10 @@ func newRigOf(t testing.TB, cfg emu.Config, policy fault.Policy, prepare ...func
 				t.Error(err)
 				return
 			}
-			if err := e.Attach(n, s.domain.Slot, &emu.Attachment{Pages: s.pages, Wake: s.mem.WakeFD(), Memory: r.process}); err != nil {
+			if err := e.Attach(n, s.domain.Slot, &emu.Attachment{Pages: s.pages, Wake: s.mem.WakeFD(), Space: space.NewDirect(r.process, gup.New(r.process))}); err != nil {
 				t.Error(err)
 			}
-			if err := d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: policy, Pager: gup.New(r.process)}); err != nil {
+			if err := d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: policy}); err != nil {
 				t.Error(err)
 			}
 		})

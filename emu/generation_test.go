@@ -11,6 +11,8 @@ import (
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/space"
 	"golang.org/x/sys/unix"
 )
 
@@ -67,7 +69,7 @@ func TestPausedBlockMeetsTheNextProcess(t *testing.T) {
 		if got.Slot != old.domain.Slot || got.PDID != old.domain.PDID || got.Generation == old.domain.Generation {
 			t.Errorf("the next domain: %+v, after %+v", got, old.domain)
 		}
-		if err := r.engine.Attach(1, got.Slot, &emu.Attachment{Pages: next.Pages, Wake: next.WakeFD(), Memory: r.process}); err != nil {
+		if err := r.engine.Attach(1, got.Slot, &emu.Attachment{Pages: next.Pages, Wake: next.WakeFD(), Space: space.NewDirect(r.process, gup.New(r.process))}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -110,7 +112,7 @@ func TestTransferOfAProcessThatLeft(t *testing.T) {
 	r.on(0, func() {
 		if err := r.managers[0].Destroy(old.domain.Slot, func() {
 			r.engine.Detach(0, old.domain.Slot)
-			if err := r.engine.Attach(0, old.domain.Slot, &emu.Attachment{Pages: next.Pages, Wake: next.WakeFD(), Memory: r.process}); err != nil {
+			if err := r.engine.Attach(0, old.domain.Slot, &emu.Attachment{Pages: next.Pages, Wake: next.WakeFD(), Space: space.NewDirect(r.process, gup.New(r.process))}); err != nil {
 				t.Error(err)
 			}
 			next.Publish(0, &d)

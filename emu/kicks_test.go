@@ -9,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/space"
 )
 
 // A process that kicks for nothing has its kicks left alone for a while, and no other user
@@ -83,7 +84,7 @@ func BenchmarkIdleProcesses(b *testing.B) {
 					b.Fatal(err)
 				}
 				defer m.Close()
-				if err := e.Attach(i%MaxNodes, i/MaxNodes, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Memory: noMemory{}}); err != nil {
+				if err := e.Attach(i%MaxNodes, i/MaxNodes, &Attachment{Pages: m.Pages, Wake: m.WakeFD(), Space: space.NewDirect(noMemory{}, nil)}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/view"
 	"golang.org/x/sys/unix"
 )
@@ -24,7 +25,7 @@ import (
 // stuck is memory whose moves hang until they are let go, as those of a process
 // that serves its own userfaultfd, or does not.
 type stuck struct {
-	emu.Memory
+	space.Memory
 	hang    atomic.Bool
 	release chan struct{}
 	calls   atomic.Int32
@@ -45,9 +46,9 @@ type pair struct {
 	gens  [2]device.Generation
 }
 
-func attachPair(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, drivers [2]*fault.Driver, group string, process *proc.Process, target emu.Memory) *pair {
+func attachPair(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, drivers [2]*fault.Driver, group string, process *proc.Process, target space.Memory) *pair {
 	t.Helper()
-	return attachUser(t, e, managers, drivers, group, process, emu.Attachment{Memory: target})
+	return attachUser(t, e, managers, drivers, group, process, emu.Attachment{Space: space.NewDirect(target, gup.New(process))})
 }
 
 // attachUser attaches a process to node 0, and a target to node 1.
@@ -60,7 +61,7 @@ func attachUser(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, driver
 			t.Fatal(err)
 		}
 		p.mem[n] = mem
-		a := emu.Attachment{Memory: process}
+		a := emu.Attachment{Space: space.NewDirect(process, gup.New(process))}
 		if n == 1 {
 			a = target
 		}
@@ -77,7 +78,7 @@ func attachUser(t *testing.T, e *emu.Engine, managers [2]*domain.Manager, driver
 				done <- err
 				return
 			}
-			done <- drivers[n].Add(fault.Target{Slot: d.Slot, PDID: d.PDID, Policy: fault.PIA, Pager: gup.New(process)})
+			done <- drivers[n].Add(fault.Target{Slot: d.Slot, PDID: d.PDID, Policy: fault.PIA})
 		})
 		if err := <-done; err != nil {
 			t.Fatal(err)
@@ -129,7 +130,7 @@ func startPairs(t *testing.T) (e *emu.Engine, managers [2]*domain.Manager, drive
 		t.Fatal(err)
 	}
 	for n := range managers {
-		drivers[n] = fault.New(fault.Config{Bus: e.Bus(n), Node: device.NodeID(n), Now: e.Now})
+		drivers[n] = fault.New(fault.Config{Bus: e.Bus(n), Memory: e.Space(n), Node: device.NodeID(n), Now: e.Now})
 		running.Go(func() { _ = e.Bus(n).Serve(ctx, drivers[n]) })
 		if managers[n], err = domain.NewManager(e.Bus(n), device.NodeID(n), dir); err != nil {
 			t.Fatal(err)
@@ -271,7 +272,7 @@ func TestTouchThatHangs(t *testing.T) {
 			t.Fatal(err)
 		}
 		s, c := &seen{View: v, release: release}, &counted{Process: process}
-		p := attachUser(t, e, managers, drivers, name, process, emu.Attachment{Memory: c, View: s, UID: uid})
+		p := attachUser(t, e, managers, drivers, name, process, emu.Attachment{Space: space.NewShared(s, space.NewDirect(c, gup.New(process)), false), UID: uid})
 		pairs = append(pairs, p)
 		return target{p, s, c, dst}
 	}

@@ -35,14 +35,11 @@ func (e *Engine) repay() {
 			break
 		}
 	}
-	for _, p := range e.loop.Hot() {
-		e.leaveAsked(p.Slot)
-	}
 	e.show(math.MaxInt64 / 2)
 	e.borrowed = false
 	// The engine goroutine sleeps until a deadline that was the next one when it
 	// fell asleep.
-	wake := e.stop
+	wake := e.stop || e.nudge(e.Now()) > 0
 	for _, n := range e.nodes {
 		wake = wake || n.due < e.until
 	}

@@ -90,10 +90,7 @@ func (e *Engine) pass() (busy, ok bool) {
 	busy = e.loop.Look(e.clock.seen, func() bool { return e.urgent.len() >= passWork/2 })
 	for _, p := range e.loop.Hot() {
 		s := p.Slot
-		if s.port != nil && s.port.Pending() && s.port.Poll() {
-			busy = true
-		}
-		if len(s.asked) > 0 && e.answers(s) {
+		if s.waits > 0 && s.att.Space.Poll(e.clock.seen, e.goOn) {
 			busy = true
 		}
 	}
@@ -114,12 +111,14 @@ func (e *Engine) pass() (busy, ok bool) {
 		data := false
 		switch {
 		case e.loop.Posted():
-			e.loop.Take(e.complete)
+			e.loop.Take(e.returned)
 		case e.vectors && e.deliver():
 		case len(e.tasks) > 0:
 			c = e.tasks[0]
 			e.tasks = slices.Delete(e.tasks, 0, 1)
-			c = e.dispatch(c)
+			if !c.begun {
+				c = e.begin(c)
+			}
 		case e.urgent.some():
 			c = e.next(&e.urgent)
 		default:
@@ -274,13 +273,13 @@ func (e processes) Send(p *owner.Process[*slot], channel int, m *attach.Message)
 func (e processes) Room(p *owner.Process[*slot]) bool { return e.deliverMail(p.Slot) }
 
 // Answers implements owner.User.
-func (processes) Answers(p *owner.Process[*slot]) bool { return len(p.Slot.asked) > 0 }
+func (processes) Answers(p *owner.Process[*slot]) bool {
+	s := p.Slot
+	return s.waits > 0 && s.att.Space.Asks()
+}
 
 // Busy implements owner.User.
-func (processes) Busy(p *owner.Process[*slot]) bool {
-	s := p.Slot
-	return len(s.asked)+len(s.held)+len(s.waiting) > 0 || s.port != nil && s.port.Busy()
-}
+func (processes) Busy(p *owner.Process[*slot]) bool { return len(p.Slot.held)+p.Slot.waits > 0 }
 
 // Mutes implements owner.User.
 func (processes) Mutes(p *owner.Process[*slot]) { p.Slot.node.accesses.Muted++ }
@@ -350,10 +349,29 @@ func (e *Engine) worth() bool {
 		return true
 	}
 	for _, p := range e.loop.Hot() {
-		s := p.Slot
-		if s.port != nil && s.port.Pending() || slices.ContainsFunc(s.asked, (*call).isAnswered) {
+		if s := p.Slot; s.waits > 0 && s.att.Space.Pending() {
 			return true
 		}
 	}
 	return false
+}
+
+// nudge looks after whoever has been asked and does not answer; it returns when that, or what
+// waits for a thread, is to be looked at again, 0 never.
+func (e *Engine) nudge(now int64) (next int64) {
+	for _, p := range e.loop.Hot() {
+		s, n := p.Slot, int64(0)
+		if s.waits > 0 {
+			n = s.att.Space.Due(now)
+		}
+		if len(s.held) > 0 {
+			if until := s.held[0].since + holdTime + 1; n == 0 || until < n {
+				n = until
+			}
+		}
+		if n > 0 && (next == 0 || n < next) {
+			next = n
+		}
+	}
+	return next
 }

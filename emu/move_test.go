@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 )
 
 // torn is memory in which some bytes cannot be moved.
@@ -53,13 +54,20 @@ func TestJoinedMoves(t *testing.T) {
 	} {
 		for _, write := range []bool{false, true} {
 			m := &torn{stop: c.stop, err: c.err}
-			call := &call{kind: callMove, mem: m, write: write, va: 0x10000, count: 4}
+			call := &call{count: 4}
 			for i := range call.count {
 				call.vas[i], call.lens[i], call.bufs[i] = 0x10000+device.VA(i)*4096, 4096, make([]byte, 4096)
 			}
-			call.move()
-			if got := call.moved[:4]; !slices.Equal(got, c.moved) || m.calls != c.calls || !errors.Is(call.err, c.err) {
-				t.Errorf("%s, write %v: moved %v in %d calls, %v; want %v, %d, %v", c.name, write, got, m.calls, call.err, c.moved, c.calls, c.err)
+			call.op = &call.own
+			call.own = space.Op{Kind: space.Move, Write: write, VA: 0x10000, Bufs: call.buffers(0)}
+			var err error
+			for more := true; more; more = call.rest() {
+				if space.Access(m, call.op); call.op.Err != nil {
+					err = call.op.Err
+				}
+			}
+			if got := call.moved[:4]; !slices.Equal(got, c.moved) || m.calls != c.calls || !errors.Is(err, c.err) {
+				t.Errorf("%s, write %v: moved %v in %d calls, %v; want %v, %d, %v", c.name, write, got, m.calls, err, c.moved, c.calls, c.err)
 			}
 		}
 	}

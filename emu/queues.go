@@ -2,7 +2,6 @@ package emu
 
 import (
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/queue"
 )
 
@@ -17,8 +16,8 @@ type DMA interface {
 // it is to be performed.
 func (e *Engine) queueAccess(n *node, a *queue.Access) *call {
 	c := e.newCall()
-	c.kind, c.node, c.queue = callQueue, n, a
-	return e.dispatch(c)
+	c.node, c.queue = n, a
+	return e.begin(c)
 }
 
 // queueMove makes an access of queues in memory. Of each entry word 0 comes last:
@@ -41,8 +40,4 @@ func (c *call) queueMove() error {
 		}
 	}
 	return nil
-}
-
-func (e *Engine) queueMoved(c *call) {
-	e.step(c.node, &soc.Event{Kind: soc.QueueAccessed, Access: c.queue.ID, OK: c.err == nil})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +24,7 @@ var errRefused = errors.New("bad address")
 // refusing is memory of which one page is there, and may be accessed by what is
 // known of it, but no move gets past its beginning.
 type refusing struct {
-	emu.Memory
+	space.Memory
 	page  atomic.Uint64
 	moves atomic.Int32
 }
@@ -84,7 +85,7 @@ func TestMoveThatIsAlwaysRefused(t *testing.T) {
 	var managers [2]*domain.Manager
 	var drivers [2]*fault.Driver
 	for n := range managers {
-		drivers[n] = fault.New(fault.Config{Bus: e.Bus(n), Node: device.NodeID(n), Now: e.Now})
+		drivers[n] = fault.New(fault.Config{Bus: e.Bus(n), Memory: e.Space(n), Node: device.NodeID(n), Now: e.Now})
 		running.Go(func() { _ = e.Bus(n).Serve(ctx, drivers[n]) })
 		if managers[n], err = domain.NewManager(e.Bus(n), device.NodeID(n), dir); err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/space"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,6 +17,7 @@ import (
 // one process with the device. Memory stays with the device. Each vector is
 // acknowledged before the next of its number is sent.
 type remoteBus struct {
+	memory   space.Machine
 	inner    device.Bus
 	accesses [2]*os.File // driver's end, device's end: 14-byte requests, 8-byte answers
 	vectors  [2]*os.File // device's end writes a byte a vector, driver's end reads
@@ -42,8 +44,8 @@ const (
 )
 
 // newRemote puts a socketpair before inner. Close ends it.
-func newRemote(inner device.Bus) (*remoteBus, error) {
-	r := &remoteBus{inner: inner, wake: make(chan struct{}, 1), end: make(chan struct{})}
+func newRemote(inner device.Bus, memory space.Machine) (*remoteBus, error) {
+	r := &remoteBus{inner: inner, memory: memory, wake: make(chan struct{}, 1), end: make(chan struct{})}
 	for _, p := range []*[2]*os.File{&r.accesses, &r.vectors} {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -167,12 +169,16 @@ func (r *remoteBus) Post(f func()) {
 	}
 }
 
-// Do runs c on a goroutine of its own, and its Done on Serve's.
-func (r *remoteBus) Do(_ int, c device.Call, _ bool) {
-	r.wg.Go(func() {
-		c.Run()
-		r.Post(c.Done)
-	})
+// PageIn has the device page in, and Done run on the goroutine that Serve has.
+func (r *remoteBus) PageIn(slot int, op *space.Op, behind bool) {
+	o := *op
+	o.Done = func() {
+		r.Post(func() {
+			op.Paged, op.Started, op.Ended = o.Paged, o.Started, o.Ended
+			op.Done()
+		})
+	}
+	r.inner.Post(func() { r.memory.PageIn(slot, &o, behind) })
 }
 
 // Serve runs the driver until ctx ends.

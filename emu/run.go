@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,34 +31,129 @@ const (
 	sleepShare = 50
 )
 
-// dispatch has a call made by the slot's port or apart. It returns one that is to be
-// performed here, under a lease.
-func (e *Engine) dispatch(c *call) *call {
-	s := c.slot
+// mostLate is how many touches that lost their leases may sleep at one time. A goroutine that
+// sleeps in a load keeps its P (package internal/yield keeps eight), so beyond that nothing is
+// touched: all memory is asked for until one of them ends. Defined by this project.
+const mostLate = 4
+
+// touches reports whether a call may touch memory: under a lease, since a page that is being
+// punched out of its file has a touch sleep. It may not where a touch of the same user's memory
+// has slept for too long a moment ago.
+func (e *Engine) touches(c *call) bool {
+	if c.slot == nil {
+		return c.node.sleepers[c.index].slowUntil <= e.clock.seen
+	}
+	return c.slot.unseenUntil <= e.clock.seen && e.late < mostLate
+}
+
+// begin begins a call, and returns it if it is to be performed.
+func (e *Engine) begin(c *call) *call {
+	s, n := c.slot, c.node
+	c.begun = true
 	switch {
-	case s == nil && c.node != nil && c.node.remote():
+	case s != nil:
+		c.space = s.att.Space
+	case c.queue == nil && n.outside.Memory != nil:
+		c.space = n.outside.Memory(c.index, n.soc.Tables(c.index))
+	}
+	switch {
+	case c.queue != nil:
+		c.step = space.Run
+		if n.remote() {
+			e.askOutside(c)
+			return nil
+		}
+		return c
+	case c.space == nil:
+		c.op.Fail(proc.ErrGone)
+		return e.complete(c)
+	}
+	remote := s == nil && n.remote()
+	step := c.space.Start(c.op, e.clock.seen, !remote && e.touches(c))
+	if remote {
+		c.step = step
 		e.askOutside(c)
 		return nil
-	case s == nil && c.byTables() && c.sleeper().slowUntil > e.clock.seen:
-		c.mem = c.mem.(Asider).Aside()
+	}
+	return e.advance(c, step)
+}
+
+// advance has a call's next step made: it is the one place that decides where. It returns the
+// call if the step is to be performed here, under a lease.
+func (e *Engine) advance(c *call, step space.Step) *call {
+	s := c.slot
+	c.step = step
+	switch {
+	case step == space.Over:
+		return e.complete(c)
+	case step == space.Wait:
+		if s.node.slots[s.index] != s {
+			return nil // it has been detached: the results never come
+		}
+		s.waits++
+		c.op.Start()
+		c.op.Call = c
+		c.asked = true
+		e.loop.Heat(&s.process, e.clock.seen)
+		return nil
+	case step == space.Touch:
+		return c
+	case s == nil && step == space.Run:
+		return c // nobody else would make it: no process is attached to the slot
+	case s == nil, step == space.Apart && c.asked: // it is not refused
 		e.spend(c)
 		e.apart.make(e, c)
 		return nil
-	case c.kind == callEnter: // asked already
-	case s == nil:
-		// No process is attached to the slot: nobody else would make it.
-	case s.port != nil && !c.byFile() && e.ask(c):
-		return nil
-	case e.slow(s):
+	case step == space.Apart, e.slow(s):
 		e.makeApart(c)
 		return nil
-	case c.long && c.mayAsk():
-		c.kind = callAsk
-	case c.long && e.takes(c):
+	case c.behind && step == space.Run && e.takes(c):
 		e.apart.make(e, c)
 		return nil
 	}
 	return c
+}
+
+// goOn goes on with an operation that waited for an answer.
+func (e *Engine) goOn(op *space.Op, step space.Step) {
+	c := op.Call.(*call)
+	c.slot.waits--
+	if c = e.advance(c, step); c != nil {
+		e.tasks = append(e.tasks, c)
+	}
+}
+
+// ran takes a run of a call that is over, and returns the call if more is to be performed.
+func (e *Engine) ran(c *call) *call {
+	if c.charged {
+		e.giveBack(c)
+	}
+	if c.asks {
+		c.asks = false
+		e.askedOutside(c.node)
+	}
+	if c.queue != nil {
+		return e.complete(c)
+	}
+	touched := c.step == space.Touch && c.slot != nil
+	step := c.space.Next(c.op, e.clock.seen)
+	switch {
+	case touched && step == space.Over:
+		c.node.accesses.Shared++
+	case touched && c.op.Shared:
+		c.node.accesses.SharedMissed++
+	}
+	return e.advance(c, step)
+}
+
+// returned takes a call that was made apart, or that has lost its lease.
+func (e *Engine) returned(c *call) {
+	if c.step == space.Touch {
+		e.late--
+	}
+	if c = e.ran(c); c != nil {
+		e.tasks = append(e.tasks, c)
+	}
 }
 
 // remote tells whether the node's memory is reached by asking its driver, or was a
@@ -106,18 +203,13 @@ func (e *Engine) perform(c *call) bool {
 			return false
 		}
 		slept := e.asleepIn.Load() == held
-		if c.seen == nil || slept {
+		if c.step != space.Touch || c.slot == nil || slept {
 			e.clock.run(e.Now())
 		}
 		if slept {
 			e.charge(c)
 		}
-		if c.seen != nil && !c.touched() {
-			c = e.reach(c)
-			continue
-		}
-		e.complete(c)
-		c = nil
+		c = e.ran(c)
 	}
 	return true
 }
@@ -134,7 +226,7 @@ func (e *Engine) overtaken(late *call) {
 	if late.node != nil {
 		late.node.accesses.LeasesLost++
 	}
-	if late.seen != nil {
+	if late.step == space.Touch {
 		e.late++
 	}
 	e.spend(late)
@@ -154,19 +246,12 @@ func (e *Engine) slow(s *slot) bool {
 	return s.slowUntil > e.clock.seen || s.late > 0 || s.wasLate && e.lateOf[s.att.UID] > 0
 }
 
-// byTables reports whether a call is an access by the tables of a driver elsewhere, of a slot
-// whose process is not known here.
-func (c *call) byTables() bool {
-	_, ok := c.mem.(Asider)
-	return ok && c.slot == nil && (c.kind == callWalk || c.kind == callMove)
-}
-
 // sleeper gives to whom it is charged that a call sleeps; nil: nobody.
 func (c *call) sleeper() *sleeper {
 	switch {
 	case c.slot != nil:
 		return &c.slot.sleeper
-	case c.byTables():
+	case c.step == space.Touch: // by the tables of a driver elsewhere: the process is not known here
 		return &c.node.sleepers[c.index]
 	}
 	return nil
@@ -192,7 +277,7 @@ func (e *Engine) slowDown(c *call, why string) {
 		return
 	}
 	e.slowUsers[s.att.UID] = until
-	if c.seen != nil {
+	if c.step == space.Touch {
 		unseen := e.Now() + int64(unseenTime)
 		e.unseenUsers[s.att.UID] = unseen
 		for l := range e.attached {

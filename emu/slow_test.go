@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/space"
 	"golang.org/x/sys/unix"
 )
 
@@ -118,20 +118,20 @@ func TestSleepIsForgiven(t *testing.T) {
 // driven is memory of a driver elsewhere, a walk of which hangs until it is let go; what Aside
 // gives does not.
 type driven struct {
-	noMemory
+	space.Prompt
 	release chan struct{}
 	aside   atomic.Int32
 }
 
-func (d *driven) Walk(device.VA, int, bool) (proc.Walk, error) {
-	<-d.release
-	return proc.Walk{}, nil
+func (d *driven) Start(_ *space.Op, _ int64, touch bool) space.Step {
+	if touch {
+		return space.Touch
+	}
+	d.aside.Add(1)
+	return space.Apart
 }
 
-func (d *driven) Aside() Memory {
-	d.aside.Add(1)
-	return noMemory{}
-}
+func (d *driven) Run(*space.Op) { <-d.release }
 
 // A slot of a driver elsewhere, whose process is not known here, is slow as any other one:
 // when one of its accesses has lost its lease the next ones are made apart, in the way that
@@ -139,10 +139,11 @@ func (d *driven) Aside() Memory {
 func TestSlowSlotOfADriverElsewhere(t *testing.T) {
 	l := newLive(t)
 	d := &driven{release: make(chan struct{})}
-	walk := func(index int, m Memory) {
+	walk := func(index int, m space.Space) {
 		l.on(func() {
+			l.nodes[0].outside.Memory = func(int, smmu.Tables) space.Space { return m }
 			c := l.newCall()
-			c.kind, c.node, c.index, c.pages, c.mem = callWalk, l.nodes[0], index, 1, m
+			c.node, c.index, c.op, c.own = l.nodes[0], index, &c.own, space.Op{Kind: space.Walk, Pages: 1}
 			l.tasks = append(l.tasks, c)
 		})
 	}
@@ -157,7 +158,7 @@ func TestSlowSlotOfADriverElsewhere(t *testing.T) {
 		t.Error("another slot is slow")
 	}
 	walk(3, d)
-	walk(4, noMemory{})
+	walk(4, space.NewDirect(noMemory{}, nil))
 	for deadline := time.Now().Add(2 * time.Minute); d.aside.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("its next access is made in the way that hangs")
@@ -180,7 +181,7 @@ func TestUnseenForLonger(t *testing.T) {
 		l.on(func() {
 			c := &call{slot: l.nodes[0].slots[0], node: l.nodes[0]}
 			if touch {
-				c.seen = struct{ View }{}
+				c.step = space.Touch
 			}
 			l.slowDown(c, "test")
 		})

@@ -7,9 +7,11 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/space"
 )
 
 // machine is an engine as the suite takes it; remote ones have a socketpair
@@ -35,7 +37,7 @@ func newMachine(t testing.TB, remote, bare bool, off ...r5.Options) *machine {
 	m := &machine{Engine: e}
 	if remote {
 		for n := range 2 {
-			r, err := newRemote(e.Bus(n))
+			r, err := newRemote(e.Bus(n), e.Space(n))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,10 +61,17 @@ func (m *machine) Bus(n int) device.Bus {
 	return m.Engine.Bus(n)
 }
 
+func (m *machine) Space(n int) space.Machine {
+	if m.remote != nil {
+		return m.remote[n]
+	}
+	return m.Engine.Space(n)
+}
+
 func (m *machine) Attach(node, slot int, pages *attach.Pages, wake int, p *proc.Process) error {
 	done := make(chan error)
 	m.Engine.Bus(node).Post(func() {
-		done <- m.Engine.Attach(node, slot, &emu.Attachment{Pages: pages, Wake: wake, Memory: p})
+		done <- m.Engine.Attach(node, slot, &emu.Attachment{Pages: pages, Wake: wake, Space: space.NewDirect(p, gup.New(p))})
 	})
 	return <-done
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/uffd"
 	"github.com/exanet/pfd/view"
 	"golang.org/x/sys/unix"
@@ -98,10 +99,10 @@ func sharedMemory(t *testing.T, filled bool) {
 		s := r.sides[1]
 		r.engine.Detach(1, s.domain.Slot)
 		r.drivers[1].Remove(s.domain.Slot)
-		if err := r.engine.Attach(1, s.domain.Slot, &emu.Attachment{Pages: s.pages, Wake: s.mem.WakeFD(), Memory: memory, View: v}); err != nil {
+		if err := r.engine.Attach(1, s.domain.Slot, &emu.Attachment{Pages: s.pages, Wake: s.mem.WakeFD(), Space: space.NewShared(v, space.NewDirect(memory, gup.NewShared(r.process, v)), false)}); err != nil {
 			t.Error(err)
 		}
-		err := r.drivers[1].Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: fault.PIO, Pager: gup.NewShared(r.process, v)})
+		err := r.drivers[1].Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: fault.PIO})
 		if err != nil {
 			t.Error(err)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/space"
 )
 
 // Slices (defined by this project: up to 16 pages inline, more by a pager on the other CPU in
@@ -41,7 +42,7 @@ const (
 	// counted instead: the first one has ended. A sender retransmits up to 1024 times
 	// (spec/messages.md 2).
 	othersInVain = 512
-	// vainAgain is the number of these after which a Remapper is asked to map the page again.
+	// vainAgain is the number of these after which the page is to be mapped again (space.Remap).
 	// Earlier ones may come from accesses that were refused before the page was resident.
 	vainAgain = maxVain / 2
 )
@@ -50,82 +51,26 @@ const (
 // kernel reserves to its process (memfd_secret), or a device's.
 var ErrInaccessible = errors.New("the page is resident, but the kernel cannot access it: secret memory or device memory")
 
-// call is one Pager call for a slice of a span. Run uses only the fields of call; Done runs on
-// the owning goroutine.
+// call is one page-in for a slice of a span. The machine uses only op; the rest belongs to the
+// owning goroutine.
 type call struct {
+	op space.Op
 	span
-	d      *Driver
-	now    func() int64
 	slot   int
 	gen    uint32
-	pager  Pager
 	behind bool   // not the first slice of its span
-	again  bool   // its first page must be mapped again
 	began  int64  // when it was launched
 	number uint64 // slot.began at that time
 	stuck  bool   // it has run for more than stuckTime
-
-	question       gup.Question // that Ask has asked, nil for none
-	res            gup.Result
-	started, ended int64
 }
 
-// Run pages in. Any goroutine may call it.
-func (c *call) Run() {
-	if c.question != nil {
-		c.res = c.question.Wait()
-		c.ended = c.now()
-		return
-	}
-	c.started = c.now()
-	va := device.VA(c.start << device.PageShift)
-	if r, ok := c.pager.(Remapper); ok && c.again {
-		c.res = r.Again(va, c.write)
-		c.res.There = c.res.Err == nil // for the counters
-	} else {
-		c.res = c.pager.PageIn(va, int(c.end-c.start), c.write)
-	}
-	c.ended = c.now()
-}
-
-// Ask and Answered implement gup.Asked.
-func (c *call) Ask() bool {
-	a, ok := c.pager.(Asker)
-	if !ok {
-		return false
-	}
-	c.started = c.now()
-	c.question = a.Ask(device.VA(c.start<<device.PageShift), int(c.end-c.start), c.write)
-	return c.question != nil
-}
-
-func (c *call) Answered() bool { return c.question.Answered() }
-
-// PageIn and Paged implement gup.Call.
-func (c *call) PageIn() (va device.VA, pages int, write, ok bool) {
-	c.started = c.now()
-	return device.VA(c.start << device.PageShift), int(c.end - c.start), c.write, c.pager == nil
-}
-
-// Paged handles the machine's result.
-func (c *call) Paged(r gup.Result) { c.res, c.ended = r, c.now() }
-
-// Refuse implements gup.Refuser.
-func (c *call) Refuse(err error) {
-	c.started = c.now()
-	va := device.VA(c.start << device.PageShift)
-	c.Paged(gup.Result{Err: &gup.Error{VA: va, Write: c.write, Err: err}})
-}
-
-// Done handles the result.
-func (c *call) Done() {
-	d := c.d
+// done handles the result of a call, and frees it.
+func (d *Driver) done(c *call) {
 	if s := &d.slots[c.slot]; s.gen == c.gen {
 		s.calls = slices.DeleteFunc(s.calls, func(o *call) bool { return o == c })
 		d.complete(s, c)
 		d.kick(s)
 	}
-	*c = call{d: d, now: c.now}
 	d.calls = append(d.calls, c)
 }
 
@@ -191,18 +136,21 @@ func (d *Driver) launch(s *slot, p span, behind bool) {
 		c = d.calls[n-1]
 		d.calls = d.calls[:n-1]
 	} else {
-		c = &call{d: d, now: d.now}
+		c = new(call)
+		c.op.Done = func() { d.done(c) }
 	}
-	c.span, c.slot, c.gen, c.pager, c.behind, c.began = p, s.target.Slot, s.gen, s.target.Pager, behind, d.now()
-	if s.target.ByMachine {
-		c.pager = nil
+	c.span, c.slot, c.gen, c.behind, c.stuck, c.began = p, s.target.Slot, s.gen, behind, false, d.now()
+	c.op = space.Op{
+		Kind: space.PageIn, VA: device.VA(p.start << device.PageShift), Pages: int(p.end - p.start), Write: p.write,
+		Now: d.now, Done: c.op.Done,
 	}
-	f := s.failing[pageKey{p.start, p.write}]
-	c.again = f.cause == "" && f.times == vainAgain
+	if f := s.failing[pageKey{p.start, p.write}]; f.cause == "" && f.times == vainAgain {
+		c.op.Kind = space.Remap
+	}
 	s.began++
 	c.number = s.began
 	s.calls = append(s.calls, c)
-	d.bus.Do(c.slot, c, behind || s.target.Method == Populate)
+	d.memory.PageIn(c.slot, &c.op, behind || s.target.Method == Populate)
 }
 
 // nextFirst takes the first slice of the oldest new span; the rest of the span is queued behind
@@ -275,14 +223,14 @@ func (s *slot) nextBehind() (span, bool) {
 func (d *Driver) complete(s *slot, c *call) {
 	pages := int(c.end - c.start)
 	all := ^uint64(0) >> (64 - uint(pages))
-	got := c.res.Resident & all
+	got := c.op.Paged.Resident & all
 	d.pagedIn(s, c, got)
 	if got != 0 {
 		s.counts.PageIns++
-		fresh := uint64(bits.OnesCount64(c.res.New & all))
+		fresh := uint64(bits.OnesCount64(c.op.Paged.New & all))
 		s.counts.Pages += fresh
 		s.ahead.Paged(uint64(pages), fresh)
-		switch c.res.Kind {
+		switch c.op.Paged.Kind {
 		case gup.Major:
 			s.counts.Major++
 		case gup.Permission:
@@ -297,14 +245,14 @@ func (d *Driver) complete(s *slot, c *call) {
 		switch {
 		case p == nil: // no block waits for it
 		case got>>uint(i)&1 != 0:
-			d.there(s, c, p, i == 0 && c.res.There)
+			d.there(s, c, p, i == 0 && c.op.Paged.There)
 		case i > 0, p.endedBy(c) == 0:
 			// Only the first page's reason is known, and it does not apply to waits that began
 			// after the call: request this page by itself.
 			s.queue(k.page, k.page+1, k.write)
-		case final(c.res.Err):
+		case final(c.op.Paged.Err):
 			s.counts.Unresolvable++
-			d.settle(s, c, p, Failed, c.res.Err)
+			d.settle(s, c, p, Failed, c.op.Paged.Err)
 		default:
 			s.counts.Transient++
 			d.failed(s, c, p)
@@ -333,7 +281,7 @@ func final(err error) bool {
 // there answers the waiters for a page that is resident now. If it was resident before and faults
 // again and again, its bytes cannot be moved.
 func (d *Driver) there(s *slot, c *call, p *page, before bool) {
-	if before && s.vain(p, c.ended) >= maxVain {
+	if before && s.vain(p, c.op.Ended) >= maxVain {
 		delete(s.failing, p.pageKey)
 		s.counts.Unresolvable++
 		d.settle(s, c, p, Failed, ErrInaccessible)
@@ -370,19 +318,19 @@ func (s *slot) vain(p *page, now int64) int {
 // left to the guard or, if it has failed in the same way for long, failed for good. A page-in
 // that only hangs may still succeed.
 func (d *Driver) failed(s *slot, c *call, p *page) {
-	f := s.again(p.pageKey, c.res.Err.Error(), c.ended)
+	f := s.again(p.pageKey, c.op.Paged.Err.Error(), c.op.Ended)
 	if p.tries++; p.tries < pageTries {
 		s.queue(p.page, p.page+1, p.write)
 		return
 	}
-	waits := errors.Is(c.res.Err, gup.ErrHangs) || errors.Is(c.res.Err, gup.ErrUnanswered)
-	if c.ended-f.since < finalTime || waits {
-		d.settle(s, c, p, Unsent, c.res.Err)
+	waits := errors.Is(c.op.Paged.Err, gup.ErrHangs) || errors.Is(c.op.Paged.Err, gup.ErrUnanswered)
+	if c.op.Ended-f.since < finalTime || waits {
+		d.settle(s, c, p, Unsent, c.op.Paged.Err)
 		return
 	}
 	delete(s.failing, p.pageKey)
 	s.counts.Unresolvable++
-	d.settle(s, c, p, Failed, c.res.Err)
+	d.settle(s, c, p, Failed, c.op.Paged.Err)
 }
 
 // again records a fruitless page-in and returns what is known about its predecessors.
@@ -420,7 +368,7 @@ func (d *Driver) settle(s *slot, c *call, p *page, o Outcome, cause error) {
 	for _, w := range p.waits[:ended] {
 		r := d.log.at(w.record)
 		if r != nil {
-			r.Started, r.Resident, r.Kind, r.Outcome, r.Cause = c.started, c.ended, c.res.Kind, o, cause
+			r.Started, r.Resident, r.Kind, r.Outcome, r.Cause = c.op.Started, c.op.Ended, c.op.Paged.Kind, o, cause
 		}
 		b := w.block
 		if b == nil {

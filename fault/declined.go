@@ -8,13 +8,13 @@ import (
 // Declined handles a RAPF with the fail bit that the process of a slot asks pfd to send to
 // source: the process was asked for pages (method touch) and could not page them in. It only
 // knows an errno, which does not distinguish memory that can never be paged in from a temporary
-// failure. So the driver pages in through the domain's Pager and answers the block in place of
+// failure. So the driver pages in and answers the block in place of
 // the process. Declined reports whether it does; it does not for a block about which no process
 // was asked or that is already answered, and the caller decides about that message. It runs on
 // the owning goroutine.
 func (d *Driver) Declined(slot int, source device.NodeID, r mailbox.RAPF) bool {
 	s := &d.slots[slot]
-	if d.dead || !s.live || s.target.Method != Touch || r.Claimed != s.target.PDID || s.target.Pager == nil && !s.target.ByMachine {
+	if d.dead || !s.live || s.target.Method != Touch || r.Claimed != s.target.PDID {
 		return false
 	}
 	taken := false

@@ -6,35 +6,11 @@ import (
 	"log/slog"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/space"
 )
-
-// Pager pages in pages of one process. It is called in device.Call.Run, off the owning goroutine.
-type Pager interface {
-	// PageIn makes the pages of a range of 1 to 64 resident and accessible, as far as the mapping
-	// of the first page reaches. Its Result's Err is the reason why the first page is not:
-	// gup.ErrUnmapped, ErrDenied, ErrGone, ErrPermission, ErrPastEnd, ErrUnmappable and
-	// ErrNotShared are final, any other is temporary.
-	PageIn(va device.VA, pages int, write bool) gup.Result
-}
-
-// Remapper is a Pager of a device that uses page tables of pfd: an access that such a device is
-// refused although its page is mapped may be helped by mapping the page again.
-type Remapper interface {
-	Pager
-	// Again is PageIn for one page that was found resident again and again.
-	Again(va device.VA, write bool) gup.Result
-}
-
-// Asker is a Pager that makes the process page in. Ask asks by calls that bring nothing in, and
-// does not wait. If it returns nil, call PageIn.
-type Asker interface {
-	Pager
-	Ask(va device.VA, pages int, write bool) gup.Question
-}
 
 // Delegate asks a process to page in and to send the RAPF itself. Ask must not block; if the
 // socket is full it returns an error that matches netlink.ErrFull.
@@ -48,13 +24,10 @@ type Target struct {
 	PDID     device.PDID
 	Policy   Policy   // PolicyDefault: PIO
 	Method   Method   // MethodDefault: GUP
-	Pager    Pager    // for all methods but Touch, and for pages that a Touch process declines
 	Delegate Delegate // Touch
 	// Forbids reports whether a page must not be written, whatever its mapping permits; nil: no
 	// such page. It does not block.
 	Forbids func(page device.VA) bool
-	// ByMachine means that the machine pages in (gup.Call), and Pager is unused.
-	ByMachine bool
 }
 
 // ErrTarget: a Target is invalid.
@@ -62,10 +35,11 @@ var ErrTarget = errors.New("bad fault target")
 
 // Config configures a Driver.
 type Config struct {
-	Bus  device.Bus
-	Node device.NodeID
-	// Now returns nanoseconds of a monotonic clock. It is called on the owning goroutine and in
-	// Call.Run.
+	Bus device.Bus
+	// Memory pages in.
+	Memory space.Machine
+	Node   device.NodeID
+	// Now returns nanoseconds of a monotonic clock. Any goroutine may call it.
 	Now func() int64
 	// TimeoutSource makes source faults be served by FSR and FAR alone, as if the device had no
 	// TXFIFO: page in, send nothing, and leave the retransmission to the sender's time-out (as in
@@ -83,6 +57,7 @@ type Config struct {
 // New may be called anywhere.
 type Driver struct {
 	bus           device.Bus
+	memory        space.Machine
 	node          device.NodeID
 	now           func() int64
 	timeoutSource bool
@@ -122,7 +97,7 @@ type Driver struct {
 // New returns the driver of a node. It accesses no register; the first Add or Interrupt does.
 func New(cfg Config) *Driver {
 	d := &Driver{
-		bus: cfg.Bus, node: cfg.Node, now: cfg.Now,
+		bus: cfg.Bus, memory: cfg.Memory, node: cfg.Node, now: cfg.Now,
 		timeoutSource: cfg.TimeoutSource, lg: cfg.Log, observe: cfg.Observe,
 		observePageIn: cfg.ObservePageIn,
 	}
@@ -151,8 +126,6 @@ func (d *Driver) Add(t Target) error {
 		return fmt.Errorf("%w: slot %d: %w: %v", ErrTarget, t.Slot, pagein.ErrPolicy, t.Policy)
 	case !t.Method.Known():
 		return fmt.Errorf("%w: slot %d: %w: %v", ErrTarget, t.Slot, pagein.ErrMethod, t.Method)
-	case t.Method != Touch && t.Pager == nil && !t.ByMachine:
-		return fmt.Errorf("%w: slot %d: method %v needs a pager", ErrTarget, t.Slot, t.Method)
 	case t.Method == Touch && t.Delegate == nil:
 		return fmt.Errorf("%w: slot %d: method touch needs a delegate", ErrTarget, t.Slot)
 	}
@@ -167,7 +140,7 @@ func (d *Driver) Add(t Target) error {
 }
 
 // Remove stops serving a slot: nothing more is paged in or sent for it, and the result of a
-// page-in in flight is ignored. That page-in may still use the Pager after Remove has returned.
+// page-in in flight is ignored. That page-in may still use the process after Remove has returned.
 func (d *Driver) Remove(n int) {
 	if n < 0 || n >= device.Slots || !d.slots[n].live {
 		return

@@ -351,17 +351,14 @@ func TestRemovedWhileBusy(t *testing.T) {
 }
 
 func TestAddRefuses(t *testing.T) {
-	g, a := &pager{}, &delegate{}
+	a := &delegate{}
 	for _, tt := range []fault.Target{
-		{Slot: -1, PDID: 1, Pager: g},
-		{Slot: 16, PDID: 1, Pager: g},
-		{Slot: 0, PDID: 0, Pager: g},
-		{Slot: 0, PDID: 1, Policy: fault.Adaptive + 1, Pager: g},
-		{Slot: 0, PDID: 1, Method: fault.Populate + 1, Pager: g, Delegate: a},
-		{Slot: 0, PDID: 1, Delegate: a},
-		{Slot: 0, PDID: 1, Method: fault.UFFD, Delegate: a},
-		{Slot: 0, PDID: 1, Method: fault.Populate, Delegate: a},
-		{Slot: 0, PDID: 1, Method: fault.Touch, Pager: g},
+		{Slot: -1, PDID: 1},
+		{Slot: 16, PDID: 1},
+		{Slot: 0, PDID: 0},
+		{Slot: 0, PDID: 1, Policy: fault.Adaptive + 1},
+		{Slot: 0, PDID: 1, Method: fault.Populate + 1, Delegate: a},
+		{Slot: 0, PDID: 1, Method: fault.Touch},
 	} {
 		r := newRig(t, nil)
 		if err := r.d.Add(tt); !errors.Is(err, fault.ErrTarget) {

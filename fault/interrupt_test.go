@@ -243,12 +243,12 @@ func TestGone(t *testing.T) {
 			t.Errorf("gone after %d accesses is not counted", at)
 		}
 		r.d.Interrupt(device.VectorFault)
-		if err := r.d.Add(fault.Target{Slot: 1, PDID: 9, Pager: &pager{}}); !errors.Is(err, device.ErrGone) {
+		if err := r.d.Add(fault.Target{Slot: 1, PDID: 9}); !errors.Is(err, device.ErrGone) {
 			t.Errorf("gone after %d accesses: Add returned %v", at, err)
 		}
 	}
 	r := newRig(t, func(n *faulttest.Node, _ *fault.Config) { n.Err = gone })
-	if err := r.d.Add(fault.Target{Slot: 1, PDID: 9, Pager: &pager{}}); !errors.Is(err, device.ErrGone) {
+	if err := r.d.Add(fault.Target{Slot: 1, PDID: 9}); !errors.Is(err, device.ErrGone) {
 		t.Errorf("Add on a device that is gone returned %v", err)
 	}
 	r.d.Interrupt(device.VectorFault)

@@ -117,7 +117,8 @@ func TestJoinedQuestions(t *testing.T) {
 	} {
 		r := newRig(t, nil)
 		g := &pager{limit: 1 << 36}
-		r.add(fault.Target{Slot: 1, Policy: fault.PI4, Method: tt.method, Pager: g})
+		r.n.Pagers[1] = g
+		r.add(fault.Target{Slot: 1, Policy: fault.PI4, Method: tt.method})
 		var want []rapf
 		fault := func(tr device.TransactionID, page uint64) {
 			r.n.Push(entry(1, tr, 1, page), 1<<20)

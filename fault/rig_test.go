@@ -26,7 +26,7 @@ type rig struct {
 
 func newRig(t testing.TB, change func(*faulttest.Node, *fault.Config)) *rig {
 	r := &rig{t: t, n: faulttest.New()}
-	cfg := fault.Config{Bus: r.n, Node: ownNode, Now: func() int64 { r.time++; return r.time }}
+	cfg := fault.Config{Bus: r.n, Memory: r.n, Node: ownNode, Now: func() int64 { r.time++; return r.time }}
 	if change != nil {
 		change(r.n, &cfg)
 	}
@@ -53,7 +53,8 @@ func pdidOf(slot int) device.PDID { return device.PDID(0x100 + slot) }
 func (r *rig) gup(slot int, p fault.Policy) *pager {
 	r.t.Helper()
 	g := &pager{limit: 1 << 36}
-	r.add(fault.Target{Slot: slot, Policy: p, Method: fault.GUP, Pager: g})
+	r.n.Pagers[slot] = g
+	r.add(fault.Target{Slot: slot, Policy: p, Method: fault.GUP})
 	return g
 }
 

@@ -211,7 +211,8 @@ func (p *remapper) Again(va device.VA, write bool) gup.Result {
 func TestMappedAgain(t *testing.T) {
 	r := newRig(t, nil)
 	g := &remapper{pager: &pager{limit: 1 << 36, there: true}}
-	r.add(fault.Target{Slot: 0, Policy: fault.PI4, Method: fault.GUP, Pager: g})
+	r.n.Pagers[0] = g
+	r.add(fault.Target{Slot: 0, Policy: fault.PI4, Method: fault.GUP})
 	for seq := device.Sequence(1); ; seq++ {
 		r.n.Push(entry(0, 1, seq, 5), 4096)
 		r.run()

@@ -151,7 +151,8 @@ func TestDeclined(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, nil)
 			a, g := &delegate{}, &pager{limit: 1 << 36, fail: tt.cause}
-			r.add(fault.Target{Slot: 2, Policy: fault.PIO, Method: fault.Touch, Delegate: a, Pager: g})
+			r.n.Pagers[2] = g
+			r.add(fault.Target{Slot: 2, Policy: fault.PIO, Method: fault.Touch, Delegate: a})
 			for round := range tt.rounds {
 				if len(r.n.Sent) != 0 {
 					t.Fatalf("round %d: %d messages", round, len(r.n.Sent))

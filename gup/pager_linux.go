@@ -37,7 +37,7 @@ var forbidden = sync.OnceValues(func() ([]byte, error) {
 // PageIn makes 1..64 pages resident from the page of va on, writable if write is set, else
 // readable. The range is clipped to the mapping of its first page. That page decides whether
 // PageIn succeeds; the others are best effort. PageIn may sleep in the kernel for as long as the
-// process's memory makes it, so call it from device.Call.Run.
+// process's memory makes it, so call it where that hurts nobody.
 //
 // The fault's kind comes from what the last proc.Walk saw at va if it saw a fault there; the
 // result never does.
@@ -280,7 +280,7 @@ func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 	case g.comes(va, write):
 		return nil
 	default:
-		err = Missing(g.p, va)
+		err = Missing(g.p.InFile, va)
 		if !errors.Is(errno, unix.EFAULT) && errno != nil {
 			err = fmt.Errorf("%w: %w", err, errno)
 		}
@@ -288,18 +288,10 @@ func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 	return &Error{va, write, err}
 }
 
-// Looker is a read-only look at a process's memory; *proc.Process implements it.
-type Looker interface {
-	Mapping(va device.VA) (proc.Mapping, error)
-	Pagemap(va device.VA, dst []proc.Entry) (int, error)
-	InFile(va device.VA) error
-	PagedIn(va device.VA, e proc.Entry)
-}
-
 // Missing returns why a page that its mapping permits is absent after a page-in: ErrPastEnd,
-// ErrNoFilePage or ErrNotResident.
-func Missing(p Looker, va device.VA) error {
-	switch err := p.InFile(va); {
+// ErrNoFilePage or ErrNotResident. inFile is proc.Process.InFile, or does the same.
+func Missing(inFile func(device.VA) error, va device.VA) error {
+	switch err := inFile(va); {
 	case errors.Is(err, ErrPastEnd):
 		return ErrPastEnd
 	case errors.Is(err, proc.ErrUnknown):

@@ -216,7 +216,7 @@ func (g *Regions) missing(va device.VA, err error) error {
 	if errors.Is(err, unix.ESRCH) {
 		return ErrGone
 	}
-	why := Missing(g.p, va)
+	why := Missing(g.p.InFile, va)
 	if err != nil {
 		return fmt.Errorf("%w: %w", why, err)
 	}

@@ -3,7 +3,6 @@ package gup
 import (
 	"errors"
 
-	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
 )
 
@@ -74,36 +73,4 @@ type Result struct {
 	There    bool   // page 0 was ready before: there was nothing to do
 	Kind     Kind   // of the first page
 	Err      error  // why the first page is not resident; nil if it is
-}
-
-// Call is a device.Call that pages in. A machine that does not reach a process's memory by
-// running calls asks for the arguments, pages in, and passes the result before it calls Done.
-type Call interface {
-	// PageIn returns the arguments for Pager.PageIn; ok is false if the call must be run like any
-	// other.
-	PageIn() (va device.VA, pages int, write, ok bool)
-	// Paged takes the result.
-	Paged(Result)
-}
-
-// Refuser is a device.Call that accepts an error instead of being run, when the machine has no
-// thread for it. Done follows.
-type Refuser interface {
-	Refuse(error)
-}
-
-// Asked is a device.Call that may ask a process to page in. A machine that polls for the answer
-// beside its other work need not run the call on another thread to wait.
-type Asked interface {
-	// Ask sends the request and does not wait for the answer. It returns false if the call sends
-	// none and must be run. After Ask, Run takes the answer.
-	Ask() bool
-	// Answered reports whether Run would return without waiting. Once true, it stays true.
-	Answered() bool
-}
-
-// Question is a request to a process to page in.
-type Question interface {
-	Answered() bool // Wait returns at once
-	Wait() Result
 }

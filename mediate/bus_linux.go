@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/gup"
 )
 
 // Window implements device.Bus.
@@ -34,39 +33,36 @@ func (n *node) Serve(ctx context.Context, h device.Handler) error {
 	return err
 }
 
-// Do implements device.Bus. Calls of one slot run one after the other, in the slot's worker.
-// Short calls run on the owner, directly after their request, if the machine has no swap and
-// nothing must be evicted first. Shared memory is always a file in memory, so that such a page-in
-// cannot wait for a device, and a switch to another goroutine and back would cost more than the
-// call.
-func (n *node) Do(slot int, c device.Call, long bool) {
-	if l := n.link.Load(); !long && n.m.inline && (l == nil || l.shadow.Prompt(slot, first(c))) {
-		n.m.calls = append(n.m.calls, c)
+// work may sleep: Run is called on any goroutine, and then Done on the owner.
+type work interface {
+	Run()
+	Done()
+}
+
+// do does work of a slot, whose first page is first. The work of one slot runs one after the other,
+// in the slot's worker. Short work runs on the owner, directly after its request, if the machine has
+// no swap and nothing must be evicted first. Shared memory is always a file in memory, so that such
+// a page-in cannot wait for a device, and a switch to another goroutine and back would cost more
+// than the work.
+func (n *node) do(slot int, w work, first device.VA, long bool) {
+	if l := n.link.Load(); !long && n.m.inline && (l == nil || l.shadow.Prompt(slot, first)) {
+		n.m.calls = append(n.m.calls, w)
 		return
 	}
 	if slot < 0 || slot >= device.Slots {
 		slot = device.Slots
 	}
-	n.workers[slot].submit(n.m, c)
-}
-
-// first returns the first page of a page-in, and 0 for any other call.
-func first(c device.Call) device.VA {
-	if p, ok := c.(gup.Call); ok {
-		va, _, _, _ := p.PageIn()
-		return va
-	}
-	return 0
+	n.workers[slot].submit(n.m, w)
 }
 
 // worker runs the calls of one slot on a goroutine that exists while there are any.
 type worker struct {
 	mu      sync.Mutex
-	queue   []device.Call
+	queue   []work
 	running bool
 }
 
-func (w *worker) submit(m *Machine, c device.Call) {
+func (w *worker) submit(m *Machine, c work) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.queue = append(w.queue, c)

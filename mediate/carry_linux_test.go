@@ -13,6 +13,8 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/space"
 )
 
 // side is a process's pages on node 0 of a machine without a suite's rig.
@@ -40,7 +42,7 @@ func newSide(t *testing.T) *side {
 	if s.pages, err = attach.NewMemory(); err != nil {
 		t.Fatal(err)
 	}
-	d := fault.New(fault.Config{Bus: bus, Now: s.Now})
+	d := fault.New(fault.Config{Bus: bus, Memory: s.Space(0), Now: s.Now})
 	served := make(chan error, 1)
 	go func() { served <- bus.Serve(t.Context(), d) }()
 	s.On(0, func() {
@@ -51,10 +53,14 @@ func newSide(t *testing.T) *side {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Attach(0, s.domain.Slot, s.pages.Pages, s.pages.WakeFD(), nil); err != nil {
+	s.On(0, func() {
+		a := &mediate.Attachment{Pages: s.pages.Pages, Wake: s.pages.WakeFD(), Space: space.NewDirect(nil, s)}
+		err = s.Machine.Attach(0, s.domain.Slot, a)
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	s.On(0, func() { err = d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Pager: s}) })
+	s.On(0, func() { err = d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID}) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/space"
 )
 
 // BenchmarkOthersEvictions times a write of 4 KiB to absent memory while another domain evicts on
@@ -101,8 +102,15 @@ func TestMappedAgainIsAwaited(t *testing.T) {
 	if n := awaited(func() gup.Result { return mem.PageIn(slot, va, 1, true) }); n != 0 {
 		t.Errorf("a page-in awaits %d messages", n)
 	}
-	// The unmapping is awaited, too.
-	if n := awaited(func() gup.Result { return mem.Again(slot, va, true) }); n < 2 {
+	// The unmapping, too.
+	again := func() gup.Result {
+		done := make(chan struct{})
+		op := &space.Op{Kind: space.Remap, VA: va, Pages: 1, Write: true, Done: func() { close(done) }}
+		m.On(1, func() { m.Space(1).PageIn(slot, op, false) })
+		<-done
+		return op.Paged
+	}
+	if n := awaited(again); n < 2 {
 		t.Errorf("a page is mapped once more by %d awaited messages, want 2", n)
 	}
 	if n := awaited(func() gup.Result { return mem.PageIn(slot, va+64*device.PageSize, 1, true) }); n != 0 {

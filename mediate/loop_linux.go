@@ -55,7 +55,7 @@ func (m *Machine) underWay() bool {
 func (m *Machine) pass() (busy bool) {
 	if m.loop.Posted() {
 		busy = true
-		m.loop.Take(device.Call.Done)
+		m.loop.Take(work.Done)
 	}
 	for _, n := range m.nodes {
 		l := n.link.Load()

@@ -22,6 +22,7 @@ import (
 	"github.com/exanet/pfd/internal/yield"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space"
 )
 
 // Times. Values below are defined by this project.
@@ -80,6 +81,11 @@ type Attachment struct {
 	Pages *attach.Pages
 	Wake  int    // eventfd by which the process wakes a sleeping owner
 	UID   uint32 // user of the process
+	// Space, if set, pages in the process's own memory before the pages are entered in the
+	// device's tables. Its operations never wait.
+	Space space.Space
+	// Gone, if set, is called on the owner when the process's address space is found gone.
+	Gone func()
 	// Declined, if set, is called on the owner for each RAPF with the fail bit that the process
 	// sends, addressed to source. If it returns true the RAPF is not sent.
 	Declined func(source device.NodeID, r mailbox.RAPF) bool
@@ -98,11 +104,11 @@ type Machine struct {
 
 	// Owned by the owner.
 	stop  bool
-	calls []device.Call // to be run
+	calls []work // to be run
 	yield yield.Yield
 	over  bool // the end of a transfer was reported to a process since the last check
 
-	loop    *owner.Loop[device.Call, *slot] // messages are calls that have returned
+	loop    *owner.Loop[work, *slot] // messages are calls that have run
 	started atomic.Bool
 	closing sync.Once
 	ended   chan struct{} // closed when no device is awaited any more
@@ -190,7 +196,7 @@ func hasSwap() bool {
 
 func (m *Machine) open(ctx context.Context) error {
 	var err error
-	if m.loop, err = owner.New[device.Call](owner.User[*slot](processes{m})); err != nil {
+	if m.loop, err = owner.New[work](owner.User[*slot](processes{m})); err != nil {
 		return fmt.Errorf("mediated machine: %w", err)
 	}
 	for i := range m.cfg.Connect {
@@ -507,6 +513,9 @@ func (m *Machine) Detach(node, index int) {
 	}
 	m.loop.Detach(&s.process)
 	n.slots[index] = nil
+	if s.att.Space != nil {
+		s.att.Space.Close()
+	}
 	if l := n.link.Load(); l != nil {
 		l.shadow.Drop(index)
 	}

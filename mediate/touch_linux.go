@@ -52,7 +52,7 @@ func (m *Machine) Asked(node, index int, f netlink.Fault) {
 	}
 	r := pageRange{f.VA.Page(), int(f.Pages), f.Write}
 	if f.PDID == 0 {
-		n.Do(index, &entry{slot: s, link: l, ranges: []pageRange{r}}, r.pages > gup.MaxPages)
+		n.do(index, &entry{slot: s, link: l, ranges: []pageRange{r}}, 0, r.pages > gup.MaxPages)
 		return
 	}
 	k := block{f.Source, f.Transaction}
@@ -96,7 +96,7 @@ func (s *slot) entersFirst(l *link, channel int, msg *attach.Message) bool {
 	for _, r := range p.ranges {
 		count += r.pages
 	}
-	s.node.Do(s.index, &entry{slot: s, link: l, ranges: p.ranges, rapf: *msg, channel: channel, sends: true}, count > gup.MaxPages)
+	s.node.do(s.index, &entry{slot: s, link: l, ranges: p.ranges, rapf: *msg, channel: channel, sends: true}, 0, count > gup.MaxPages)
 	return true
 }
 
@@ -105,7 +105,7 @@ func (s *slot) declined(source device.NodeID, r mailbox.RAPF) bool {
 	return s.att.Declined != nil && s.att.Declined(source, r)
 }
 
-// entry is a device.Call that enters pages which the process has brought in.
+// entry is work that enters pages which the process has brought in.
 type entry struct {
 	slot    *slot
 	link    *link

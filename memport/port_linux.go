@@ -185,9 +185,6 @@ func (p *Port) SetAsleep(asleep bool) {
 	atomic.StoreUint32(p.m.w32(offAsleep), v)
 }
 
-// Busy reports whether requests of Submit are in flight.
-func (p *Port) Busy() bool { return p.awaited > 0 }
-
 // Pending reports whether Poll would find an answer.
 func (p *Port) Pending() bool {
 	return p.awaited > 0 && (atomic.LoadUint32(p.m.w32(offCompleted)) != p.seen || p.gone.Load())

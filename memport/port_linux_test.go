@@ -183,7 +183,7 @@ func TestPageIn(t *testing.T) {
 // TestLook: Mapping, Pagemap and InFile return what proc.Process returns.
 func TestLook(t *testing.T) {
 	c := proctest.Start(t)
-	var p, direct gup.Looker = of(t, c), open(t, c)
+	p, direct := of(t, c), open(t, c)
 	anon, shared, short := c.Map(proctest.Anon, 3), c.Map(proctest.Shared, 1), c.Map(file(t, 1), 2)
 	c.Fill(anon, 1, 1)
 	for _, va := range []device.VA{anon, anon + 5, shared, short, short + page, 0x1000} {

@@ -8,9 +8,9 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space"
 )
 
 // Costs are the durations of all work besides the links, ns. A world with Costs uses them
@@ -141,22 +141,19 @@ func (c *Costs) later(f *wire.Frame) int64 {
 	return 0
 }
 
-// work completes a driver's call after its own duration and that of earlier calls. Calls that
-// faults wait for use one processor, calls that policies add use another one.
-func (c *Costs) work(n *Node, slot int, call device.Call, behind bool) {
+// work returns how long a page-in takes: its own duration and that of earlier ones. Page-ins that
+// faults wait for use one processor, those that policies add use another one.
+func (c *Costs) work(n *Node, slot int, op *space.Op, behind bool) int64 {
 	lane, d := 0, c.Call
 	if behind {
 		lane, d = 1, 0 // not started by an interrupt
 	}
-	if p, ok := call.(gup.Call); ok {
-		va, pages, write, _ := p.PageIn()
-		d += int64(n.process[slot].missing(va, pages)) * c.Page
-		if !write { // the request goes to the own node's firmware, not over a link
-			d += c.Request + c.Firmware
-		}
+	d += int64(n.process[slot].missing(op.VA, op.Pages)) * c.Page
+	if !op.Write { // the request goes to the own node's firmware, not over a link
+		d += c.Request + c.Firmware
 	}
 	n.free[lane] = max(n.free[lane], n.world.now) + d
-	n.world.after(n.free[lane]-n.world.now, n.alive(func() { call.Run(); call.Done() }))
+	return n.free[lane] - n.world.now
 }
 
 // missing returns how many pages from va on are absent.

@@ -45,7 +45,7 @@ func (n *Node) Attach(uid uint32, base device.VA, pages int) (*Process, error) {
 	}
 	p := &Process{node: n, Domain: d, Base: base, Data: make([]byte, pages*device.PageSize), pages: make([]pageState, pages)}
 	n.process[d.Slot] = p
-	if err := n.Driver.Add(fault.Target{Slot: d.Slot, PDID: d.PDID, Policy: n.world.cfg.Policy, Pager: p}); err != nil {
+	if err := n.Driver.Add(fault.Target{Slot: d.Slot, PDID: d.PDID, Policy: n.world.cfg.Policy}); err != nil {
 		return nil, err
 	}
 	return p, nil

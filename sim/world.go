@@ -20,6 +20,7 @@ import (
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space"
 )
 
 // Config configures a world.
@@ -181,7 +182,7 @@ func (n *Node) start() (err error) {
 			return fmt.Errorf("node %d: %w", n.id, err)
 		}
 	}
-	n.Driver = fault.New(fault.Config{Bus: bus, Node: n.id, Now: w.Now, TimeoutSource: cfg.NoTXFIFO})
+	n.Driver = fault.New(fault.Config{Bus: bus, Memory: n, Node: n.id, Now: w.Now, TimeoutSource: cfg.NoTXFIFO})
 	n.handler = n.Driver
 	if cfg.front != nil {
 		n.front.Handle(n.Driver)
@@ -434,17 +435,20 @@ func (n *Node) Serve(context.Context, device.Handler) error {
 // Post runs f after the current event.
 func (n *Node) Post(f func()) { n.world.after(0, n.alive(f)) }
 
-// Do runs c when its duration has passed.
-func (n *Node) Do(slot int, c device.Call, long bool) {
+// PageIn implements space.Machine: the pages are there when their duration has passed.
+func (n *Node) PageIn(slot int, op *space.Op, behind bool) {
+	var d int64
 	if costs := n.world.cfg.Costs; costs != nil {
-		costs.work(n, slot, c, long)
-		return
-	}
-	d := 4500 + n.world.memoryTime()
-	if long {
+		d = costs.work(n, slot, op, behind)
+	} else if d = 4500 + n.world.memoryTime(); behind {
 		d += 20000
 	}
-	n.world.after(d, n.alive(func() { c.Run(); c.Done() }))
+	n.world.after(d, n.alive(func() {
+		op.Start()
+		op.Paged = n.process[slot].PageIn(op.VA, op.Pages, op.Write)
+		op.End()
+		op.Done()
+	}))
 }
 
 type window struct {

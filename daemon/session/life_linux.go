@@ -178,7 +178,7 @@ func (s *session) join(hello *attach.Hello) error {
 	}
 	s.log = s.log.With("slot", dom.Slot, "pdid", uint16(dom.PDID))
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Process: s.process, Port: s.memport, View: s.view, ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
+		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Space: s.space(), ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
 		Gone:     func() { s.end(attach.ReasonProcess) },
 		Declined: func(source device.NodeID, r mailbox.RAPF) bool { return n.faults.Declined(dom.Slot, source, r) },
 		Log:      s.log,
@@ -193,8 +193,6 @@ func (s *session) join(hello *attach.Hello) error {
 	err = n.faults.Add(fault.Target{
 		Slot: dom.Slot, PDID: dom.PDID,
 		Policy: s.policy, Method: s.method,
-		Pager: s.pagerFor(dom.Slot), ByMachine: s.byMachine(),
-		// The driver chooses between Pager and Delegate by the method.
 		Delegate: s.delegateFor(dom.Slot),
 		Forbids:  func(page device.VA) bool { return s.readOnly.Forbids(page, device.PageSize) },
 	})

@@ -9,10 +9,9 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/memport"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/trace"
 	"github.com/exanet/pfd/view"
 )
@@ -24,6 +23,8 @@ type Machine interface {
 	Nodes() int
 	// Bus returns the bus to a node.
 	Bus(node int) device.Bus
+	// Space pages in for the driver of a node.
+	Space(node int) space.Machine
 	// Run drives the machine until ctx ends (it then returns nil) or it fails.
 	Run(ctx context.Context) error
 
@@ -79,13 +80,10 @@ type Features struct {
 
 // Attachment is the part of a process's attachment that a machine needs.
 type Attachment struct {
-	Pages   *attach.Pages // descriptors, doorbell, packetizer, wake flags
-	Wake    int           // eventfd that wakes pfd
-	Process *proc.Process // its memory
-	// Port, if it is not nil, replaces Process: its helper accesses its memory.
-	Port *memport.Port
-	// View, if it is not nil, is the memory that the process shares.
-	View *view.View
+	Pages *attach.Pages // descriptors, doorbell, packetizer, wake flags
+	Wake  int           // eventfd that wakes pfd
+	// Space is its memory; nil: the machine accesses only what the process shares (Sharing).
+	Space space.Space
 	// ReadOnly is the memory that the process shares read-only.
 	ReadOnly *view.ReadOnly
 	UID      uint32 // of its user

@@ -4,17 +4,14 @@ import (
 	"errors"
 	"os"
 	"reflect"
-	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/quota"
-	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/uffd"
 )
@@ -69,16 +66,8 @@ func TestRegisteredDescriptorsStayTheCallers(t *testing.T) {
 	}
 }
 
-// sharingOf is a Sharing that can map a page once more and nothing else.
-type sharingOf struct {
-	Sharing
-	again []device.VA
-}
-
-func (m *sharingOf) Again(_, _ int, va device.VA, _ bool) gup.Result {
-	m.again = append(m.again, va)
-	return gup.Result{}
-}
+// sharingOf is a Sharing that takes shares and nothing else.
+type sharingOf struct{ Sharing }
 
 func (m *sharingOf) Share(_, _ int, s attach.Share, _ int) error {
 	if s.Size == 0 {
@@ -109,23 +98,5 @@ func TestSharesOfAUser(t *testing.T) {
 	b.s.unshared()
 	if n := d.shares.Total(); n != 1 || full(a) {
 		t.Errorf("%d are shared when a session has ended, want the other user's one", n)
-	}
-}
-
-// A page to which a device with tables of pfd's own is refused access is mapped once more, with
-// every method of bringing in the process's memory.
-func TestMappedOnceMoreByEveryMethod(t *testing.T) {
-	const base = device.VA(0x7f0000000000)
-	for _, method := range []pagein.Method{pagein.GUP, pagein.Touch, pagein.Populate, pagein.UFFD} {
-		m := &sharingOf{}
-		s := &session{d: &Host{features: Features{Sharing: m}}, n: &Node{}, method: method}
-		p, ok := s.pagerFor(3).(fault.Remapper)
-		if !ok {
-			t.Errorf("%v: its pager maps nothing once more", method)
-			continue
-		}
-		if p.Again(base, true); !slices.Equal(m.again, []device.VA{base}) {
-			t.Errorf("%v: mapped once more: %v, want %v", method, m.again, base)
-		}
 	}
 }

@@ -12,12 +12,10 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/memport"
-	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 )
 
@@ -107,19 +105,6 @@ func properKeeper(peer attach.Peer) error {
 		return refusal(attach.CodeProtocol, "process %d is its own keeper: a keeper is a task of its own (docs/attach.md)", pid)
 	}
 	return nil
-}
-
-// byMachine reports whether the machine pages in by the process's helper.
-func (s *session) byMachine() bool {
-	return s.memport != nil && s.d.features.Sharing == nil && s.method != pagein.Populate
-}
-
-// looker returns the way to look at the process's memory.
-func (s *session) looker() gup.Looker {
-	if s.memport != nil {
-		return s.memport
-	}
-	return s.process
 }
 
 // ownRights reports whether pfd has the rights of the peer's user and no more: the same user,

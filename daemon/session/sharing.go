@@ -3,7 +3,6 @@ package session
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -12,6 +11,7 @@ import (
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/uffd"
 	"github.com/exanet/pfd/view"
 )
@@ -37,13 +37,9 @@ type Sharing interface {
 	// Page gives the size of the pages in which memory is shared, 0 where the device
 	// is gone. Any goroutine may call it.
 	Page(node int) uint64
-	// PageIn is fault.Pager's for a slot.
-	PageIn(node, slot int, va device.VA, pages int, write bool) gup.Result
 	// Asked says that a slot's process is asked to bring pages in by itself. Called
 	// on the owning goroutine, before the process is told.
 	Asked(node, slot int, f netlink.Fault)
-	// Again is fault.Remapper's for a slot.
-	Again(node, slot int, va device.VA, write bool) gup.Result
 	// Shadow tells what of the processes' memory the device has.
 	Shadow(node int) (ShadowStats, bool)
 	// Messages tells how many messages the device was sent, and how many awaited.
@@ -287,36 +283,6 @@ func (h viewing) Invalidate(r attach.Range) {
 	}
 }
 
-// sharedPager pages in what a process has shared.
-type sharedPager struct {
-	m          Sharing
-	node, slot int
-}
-
-// PageIn implements fault.Pager.
-func (p sharedPager) PageIn(va device.VA, pages int, write bool) gup.Result {
-	return p.m.PageIn(p.node, p.slot, va, pages, write)
-}
-
-// entered is a Pager by which the process's own memory comes in first; what came is
-// then entered in the device's tables.
-type entered struct {
-	fault.Pager
-	enter sharedPager
-}
-
-// PageIn implements fault.Pager.
-func (p entered) PageIn(va device.VA, pages int, write bool) gup.Result {
-	r := p.Pager.PageIn(va, pages, write)
-	n := bits.TrailingZeros64(^r.Resident)
-	if n == 0 {
-		return r
-	}
-	e := p.enter.PageIn(va, n, write)
-	e.New, e.Kind = r.New&e.Resident, r.Kind
-	return e
-}
-
 // asking tells the machine what a process is asked for, and then the process.
 type asking struct {
 	delegate
@@ -338,14 +304,6 @@ func (s *session) delegateFor(slot int) fault.Delegate {
 	return s.delegate()
 }
 
-// Again implements fault.Remapper.
-func (p entered) Again(va device.VA, write bool) gup.Result { return p.enter.Again(va, write) }
-
-// Again implements fault.Remapper.
-func (p sharedPager) Again(va device.VA, write bool) gup.Result {
-	return p.m.Again(p.node, p.slot, va, write)
-}
-
 // page gives the size of the pages in which the session's process shares memory, 0
 // where it has to share none.
 func (s *session) page() uint32 {
@@ -355,29 +313,35 @@ func (s *session) page() uint32 {
 	return 0
 }
 
-// pagerFor gives the session's Pager.
-func (s *session) pagerFor(slot int) fault.Pager {
-	if m := s.d.features.Sharing; m != nil {
-		enter := sharedPager{m, s.n.index, slot}
-		switch {
-		case s.method == pagein.Populate:
-			return entered{&pager{Pager: populatePager{s.looker(), s.delegate(), s.served}, s: s}, enter}
-		case s.method == pagein.UFFD && s.memport == nil:
-			s.regions = gup.NewRegions(s.process)
-			return entered{&pager{Pager: s.regions, s: s}, enter}
-		}
-		return enter
-	}
+// space returns the process's memory: each layer does what it can, and leaves the rest to the one
+// before. A device that uses pfd's own tables accesses shared memory only: there the process's
+// memory is needed, and not nil, only where it is to page in before pfd enters the pages.
+func (s *session) space() space.Space {
+	var mem space.Space
 	switch {
-	case s.method == pagein.Populate:
-		return &pager{Pager: populatePager{s.looker(), s.delegate(), s.served}, s: s}
 	case s.memport != nil:
-		return nil // its helper pages in
+		mem = space.NewHelper(s.memport)
 	case s.method == pagein.UFFD:
 		s.regions = gup.NewRegions(s.process)
-		return &pager{Pager: s.regions, s: s}
+		mem = space.NewDirect(s.process, s.regions)
+	default:
+		mem = space.NewDirect(s.process, gup.NewShared(s.process, s.view))
 	}
-	return &pager{Pager: gup.NewShared(s.process, s.view), s: s}
+	if s.view != nil {
+		mem = space.NewShared(s.view, mem, s.memport != nil)
+	}
+	shares := s.d.features.Sharing != nil
+	switch {
+	case s.method == pagein.Populate:
+		p := space.Process{Looks: s.process, Ask: s.delegate().numbered, Answers: s.served}
+		if s.memport != nil {
+			p.Looks, p.Slow = s.memport, true
+		}
+		return space.NewAsked(p, mem, !shares)
+	case shares && s.regions == nil:
+		return nil
+	}
+	return mem
 }
 
 // checkDevice refuses what the node's device cannot do, or cannot do now.

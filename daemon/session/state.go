@@ -22,6 +22,7 @@ import (
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/uffd"
 	"github.com/exanet/pfd/view"
 )
@@ -84,12 +85,13 @@ type Host struct {
 // handler. All of it belongs to the owning goroutine, except what is set once before the
 // node is in use (d, index, bus, log, sender), and the atomic values.
 type Node struct {
-	d     *Host
-	index int
-	bus   device.Bus
-	known atomic.Uint32 // its device's id, see ID
-	caps  atomic.Uint64
-	log   *slog.Logger
+	d      *Host
+	index  int
+	bus    device.Bus
+	memory space.Machine // pages in
+	known  atomic.Uint32 // its device's id, see ID
+	caps   atomic.Uint64
+	log    *slog.Logger
 
 	domains  *domain.Manager
 	faults   *fault.Driver

@@ -6,9 +6,9 @@ import (
 	"sync"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/vfio/user"
 )
 
@@ -20,6 +20,7 @@ const maxPages = 64
 // mapping, bus mastering and the driver: as a TLB that always misses. It may be
 // used from any goroutine.
 type memory struct {
+	space.Prompt
 	dma    *user.DMA
 	read   func(addr uint64, p []byte) error // dma.Read, bound once
 	tables smmu.Tables
@@ -33,9 +34,23 @@ func newMemory(dma *user.DMA, t smmu.Tables) *memory {
 	return &memory{dma: dma, read: dma.Read, tables: t, readAt: dma.ReadAside, writeAt: dma.WriteAside}
 }
 
-// Aside implements emu.Asider: every access is one. Walks read the driver's own tables, which
-// nobody punches.
-func (m *memory) Aside() emu.Memory { return m }
+// Start implements space.Space. Walks read the driver's own tables, which nobody punches; moves are
+// system calls. Both are short but where the driver makes them sleep.
+func (m *memory) Start(_ *space.Op, _ int64, touch bool) space.Step {
+	if touch {
+		return space.Touch
+	}
+	return space.Apart
+}
+
+// Run implements space.Space.
+func (m *memory) Run(op *space.Op) {
+	if op.PagesIn() {
+		op.Fail(proc.ErrGone) // the driver elsewhere pages in
+		return
+	}
+	space.Access(m, op)
+}
 
 // errWalk says that a page has no translation any more.
 var errWalk = errors.New("no translation")
@@ -48,7 +63,7 @@ type scratch struct {
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// Walk implements emu.Memory.
+// Walk implements space.Memory.
 func (m *memory) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
 	if pages < 1 || pages > maxPages {
 		return proc.Walk{}, fmt.Errorf("walk of %d pages: want 1 to %d", pages, maxPages)
@@ -73,12 +88,12 @@ func (m *memory) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
 	return w, nil
 }
 
-// ReadV implements emu.Memory.
+// ReadV implements space.Memory.
 func (m *memory) ReadV(dst [][]byte, va device.VA) (int, error) {
 	return m.move(dst, va, false)
 }
 
-// WriteV implements emu.Memory.
+// WriteV implements space.Memory.
 func (m *memory) WriteV(src [][]byte, va device.VA) (int, error) {
 	return m.move(src, va, true)
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/vfio/user"
 )
 
@@ -310,7 +311,7 @@ func (p *pci) Reset(user.ResetKind) {
 }
 
 // slotMemory gives the memory of a slot by its present tables.
-func (n *node) slotMemory(slot int, t smmu.Tables) emu.Memory {
+func (n *node) slotMemory(slot int, t smmu.Tables) space.Space {
 	if m := n.memory[slot]; m != nil && m.tables == t {
 		return m
 	}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/gup"
+	"github.com/exanet/pfd/space"
 )
 
 // Access is one register access.
@@ -26,11 +28,37 @@ type Message struct {
 	Len       int
 }
 
-// CallInfo is a call passed to Bus.Do.
+// CallInfo is a page-in.
 type CallInfo struct {
 	Slot int
 	Long bool
-	Call device.Call
+	Call Call
+}
+
+// Call is a page-in as the node makes it: Run pages in by the slot's pager, and Done ends it.
+type Call struct {
+	pager space.Pager
+	op    *space.Op
+}
+
+// Run pages in.
+func (c Call) Run() {
+	c.op.Start()
+	if p, ok := c.pager.(Remapper); ok && c.op.Kind == space.Remap {
+		c.op.Paged = p.Again(c.op.VA, c.op.Write)
+		c.op.Paged.There = c.op.Paged.Err == nil
+	} else {
+		c.op.Paged = c.pager.PageIn(c.op.VA, c.op.Pages, c.op.Write)
+	}
+	c.op.End()
+}
+
+// Done ends the page-in.
+func (c Call) Done() { c.op.Done() }
+
+// Remapper is a pager that maps a page again.
+type Remapper interface {
+	Again(va device.VA, write bool) gup.Result
 }
 
 // Caps is the node's initial value of CAPS: wide IOVA, 48-bit VA, SVA, TXFIFO, sixteen banks, 512
@@ -81,8 +109,10 @@ type Node struct {
 	// Hold keeps calls in Held instead of running them.
 	Hold bool
 	Held []CallInfo
-	// Calls are all calls passed to Do.
+	// Calls are all page-ins.
 	Calls []CallInfo
+	// Pagers page in for the slots.
+	Pagers [device.Slots]space.Pager
 	// Vectors counts the vectors sent.
 	Vectors [device.Vectors]int
 	// Timers are the functions passed to After, and Waits their durations.
@@ -131,9 +161,9 @@ func (n *Node) Serve(ctx context.Context, h device.Handler) error {
 // Post queues f.
 func (n *Node) Post(f func()) { n.posts = append(n.posts, f) }
 
-// Do queues a call, or holds it.
-func (n *Node) Do(slot int, c device.Call, long bool) {
-	i := CallInfo{Slot: slot, Long: long, Call: c}
+// PageIn queues a page-in, or holds it.
+func (n *Node) PageIn(slot int, op *space.Op, long bool) {
+	i := CallInfo{Slot: slot, Long: long, Call: Call{n.Pagers[slot], op}}
 	n.Calls = append(n.Calls, i)
 	if n.Hold {
 		n.Held = append(n.Held, i)

@@ -19,9 +19,9 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space"
 )
 
 // says fails the test if an error's text lacks a part that its reader needs.
@@ -140,25 +140,25 @@ type lab struct {
 func (l *lab) Features() session.Features { return session.Features{Accesses: l.Engine.Accesses} }
 
 func (l *lab) Attach(node, slot int, a *session.Attachment) error {
-	m := emu.Memory(a.Process)
+	s := a.Space
 	if node == 1 {
-		m = &hanging{Memory: m, lab: l}
+		s = &hanging{Space: s, lab: l}
 	}
-	return l.Engine.Attach(node, slot, &emu.Attachment{Pages: a.Pages, Wake: a.Wake, Memory: m, Gone: a.Gone})
+	return l.Engine.Attach(node, slot, &emu.Attachment{Pages: a.Pages, Wake: a.Wake, Space: s, Gone: a.Gone})
 }
 
 // hanging is memory that may stop answering, like that of a process whose address space is
 // locked.
 type hanging struct {
-	emu.Memory
+	space.Space
 	lab *lab
 }
 
-func (h *hanging) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
-	if gate := h.lab.hang.Load(); gate != nil {
+func (h *hanging) Run(op *space.Op) {
+	if gate := h.lab.hang.Load(); gate != nil && op.Kind == space.Walk {
 		<-*gate
 	}
-	return h.Memory.Walk(va, pages, write)
+	h.Space.Run(op)
 }
 
 func newLab(t *testing.T) *lab {

@@ -18,10 +18,12 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
+	"github.com/exanet/pfd/space"
 )
 
 // A user gets its quota of a node's slots and no more, and a node has sixteen. A refusal states
@@ -94,8 +96,13 @@ func manyConnections(t *testing.T, w *world) {
 	w.saw(control.AllNodes, control.CounterRefused, before)
 	w.saw(control.AllNodes, control.CounterDropped, 0)
 	flood.kill()
-	p := w.attach("after", attachOrder{UID: 3001})
-	p.kill()
+	// Its connections end when pfd has found them closed.
+	after := w.spawn("after", 3001)
+	w.until("the user is served again", func() bool {
+		r, err := after.do(order{Op: "attach", Attach: attachOrder{Socket: w.socket()}})
+		return err == nil && r.Err == ""
+	})
+	after.kill()
 	b.fine()
 }
 
@@ -254,7 +261,7 @@ func (e *engine) Bus(n int) device.Bus { return e.buses[n] }
 func (e *engine) Attach(node, slot int, pages *attach.Pages, wake int, p *proc.Process) error {
 	done := make(chan error)
 	e.Engine.Bus(node).Post(func() {
-		done <- e.Engine.Attach(node, slot, &emu.Attachment{Pages: pages, Wake: wake, Memory: p})
+		done <- e.Engine.Attach(node, slot, &emu.Attachment{Pages: pages, Wake: wake, Space: space.NewDirect(p, gup.New(p))})
 	})
 	return <-done
 }

@@ -26,6 +26,7 @@ var levels = map[string]int{
 	"attach": 4, "control": 4,
 	"internal/live": 5, // follows a running pfd by control
 	"memport":       4, // the memory of a process, by its own helper
+	"space":         4, // the memory of a process, whatever the way
 	"shadow":        4, // pfd's own page tables, for devices without SVA
 
 	"gup": 3, "soc": 3, "vfio/user": 3,
@@ -42,8 +43,9 @@ var levels = map[string]int{
 
 // sideways are the permitted imports between packages of one level.
 var sideways = map[string][]string{
-	"packetizer": {"mailbox"},         // sends its messages
-	"view":       {"uffd"},            // registers its mappings with a userfaultfd
+	"packetizer": {"mailbox"}, // sends its messages
+	"view":       {"uffd"},    // registers its mappings with a userfaultfd
+	"space":      {"memport"},
 	"sim":        {"domain", "fault"}, // also runs the driver
 	"emu":        {"internal/owner"},
 	"mediate":    {"internal/owner"},

@@ -2,9 +2,6 @@ package suite
 
 import (
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/fault"
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/proc"
 )
@@ -28,30 +25,6 @@ func (m Mediated) Attach(node, slot int, pages *attach.Pages, wake int, _ *proc.
 // Detach implements Machine.
 func (m Mediated) Detach(node, slot int) {
 	m.On(node, func() { m.Machine.Detach(node, slot) })
-}
-
-// Pager implements Shadow.
-func (m Mediated) Pager(node, slot int) fault.Pager { return pager{m, node, slot} }
-
-type pager struct {
-	m          Mediated
-	node, slot int
-}
-
-func (p pager) PageIn(va device.VA, pages int, write bool) gup.Result {
-	mem, err := p.m.Memory(p.node)
-	if err != nil {
-		return gup.Result{Err: err}
-	}
-	return mem.PageIn(p.slot, va, pages, write)
-}
-
-func (p pager) Again(va device.VA, write bool) gup.Result {
-	mem, err := p.m.Memory(p.node)
-	if err != nil {
-		return gup.Result{Err: err}
-	}
-	return mem.Again(p.slot, va, write)
 }
 
 // Share implements Shadow.

@@ -14,9 +14,9 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
-	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,6 +24,8 @@ import (
 type Machine interface {
 	// Bus returns the node's bus for the driver.
 	Bus(node int) device.Bus
+	// Space pages in for the driver of a node.
+	Space(node int) space.Machine
 	// Attach attaches a process to a slot. It is safe for concurrent use.
 	Attach(node, slot int, pages *attach.Pages, wake int, p *proc.Process) error
 	// Detach undoes Attach: the machine no longer accesses pages or process.
@@ -38,8 +40,6 @@ type Shadow interface {
 	Machine
 	// Tables returns the value of TTBR0 for a slot's context bank.
 	Tables(node, slot int) uint64
-	// Pager returns the pager of a slot.
-	Pager(node, slot int) fault.Pager
 	// Share lets a slot access b, which maps fd from offset 0. Unshare undoes exactly that, and
 	// Forget says that pages of b were removed.
 	Share(node, slot int, b []byte, fd int, write bool) error
@@ -106,7 +106,7 @@ func NewRig(t testing.TB, m Machine, policy fault.Policy, timeoutSource bool) *R
 	})
 	for n := range r.sides {
 		b := m.Bus(n)
-		d := fault.New(fault.Config{Bus: b, Node: device.NodeID(n), Now: m.Now, TimeoutSource: timeoutSource})
+		d := fault.New(fault.Config{Bus: b, Memory: m.Space(n), Node: device.NodeID(n), Now: m.Now, TimeoutSource: timeoutSource})
 		r.Drivers[n] = d
 		serving++
 		go func() { _ = b.Serve(ctx, d); served <- struct{}{} }()
@@ -138,12 +138,8 @@ func NewRig(t testing.TB, m Machine, policy fault.Policy, timeoutSource bool) *R
 		if err := m.Attach(n, s.domain.Slot, s.mem.Pages, s.mem.WakeFD(), p); err != nil {
 			t.Fatal(err)
 		}
-		var pager fault.Pager = gup.New(p)
-		if r.shadow != nil {
-			pager = r.shadow.Pager(n, s.domain.Slot)
-		}
 		r.On(n, func() {
-			err = d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: policy, Pager: pager})
+			err = d.Add(fault.Target{Slot: s.domain.Slot, PDID: s.domain.PDID, Policy: policy})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -349,10 +345,12 @@ func (r *Rig) Present(t testing.TB, b []byte) {
 		return
 	}
 	for n, s := range r.sides {
-		p := r.shadow.Pager(n, s.domain.Slot)
 		for at := 0; at < len(b); at += device.PageSize {
-			if res := p.PageIn(VA(b[at:]), 1, true); res.Err != nil {
-				t.Fatal(res.Err)
+			done := make(chan struct{})
+			op := &space.Op{Kind: space.PageIn, VA: VA(b[at:]), Pages: 1, Write: true, Done: func() { close(done) }}
+			r.On(n, func() { r.machine.Space(n).PageIn(s.domain.Slot, op, false) })
+			if <-done; op.Paged.Err != nil {
+				t.Fatal(op.Paged.Err)
 			}
 		}
 	}

@@ -1,0 +1,25 @@
+package session
+
+import "github.com/exanet/pfd/netlink"
+
+// delegate asks the process to page in itself.
+type delegate struct {
+	n    *Node
+	port uint32
+}
+
+func (s *session) delegate() delegate { return delegate{s.n, s.port} }
+
+// Ask implements fault.Delegate. It is safe for concurrent use.
+func (d delegate) Ask(f netlink.Fault) error {
+	_, err := d.numbered(f)
+	return err
+}
+
+// numbered is like Ask, and returns the message's number.
+func (d delegate) numbered(f netlink.Fault) (uint32, error) {
+	d.n.asking.Lock()
+	defer d.n.asking.Unlock()
+	err := d.n.sender.Send(d.port, f)
+	return d.n.sender.Last(), err
+}

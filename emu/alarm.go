@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm is a timer of the kernel's. Unlike one of Go's it is set without waking a
-// thread, which would take a processor from the transfer that has just begun.
+// alarm is a timer of the kernel. In contrast to a timer of Go, setting it wakes no thread, which
+// would take a processor from the transfer that has just begun.
 type alarm struct {
 	file *os.File
 	fd   int // of file
@@ -28,14 +28,13 @@ func newAlarm() (*alarm, error) {
 	return a, nil
 }
 
-// set has the alarm go off after d, and then every so often where every is not 0.
-// d 0: never.
+// set makes the alarm expire after d, and then periodically if every is not 0. d 0 disarms it.
 func (a *alarm) set(d, every time.Duration) {
 	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(d)), Interval: unix.NsecToTimespec(int64(every))}
 	_ = unix.TimerfdSettime(a.fd, 0, &spec, nil) // no more than a wrong descriptor or time could be refused
 }
 
-// ring waits until the alarm has gone off since it was set or last waited for.
+// ring waits until the alarm has expired since it was set or last waited for.
 func (a *alarm) ring() error {
 	var times [8]byte
 	_, err := a.file.Read(times[:])

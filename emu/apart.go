@@ -14,37 +14,39 @@ import (
 	"github.com/exanet/pfd/space"
 )
 
-// apart makes the calls that the engine does not make itself: long page-ins, and
-// every call of a slow slot, and those that ask the driver of a node outside. Each call under way has a thread, so that one that
-// hangs holds up no other. A slot has no more of them than its PLDMA has accesses
-// in flight (16) and the driver page-ins under way (10).
+// apart makes the calls that the engine does not make itself: long page-ins, all calls of a slow
+// slot, and those that ask the driver of a node in another process. Each call in progress has a
+// thread, so a call that hangs delays no other. A slot has at most as many of them as its PLDMA has
+// accesses in flight (16) and the driver has page-ins in progress (10).
 //
-// They are threads and not goroutines, because a goroutine that is woken finds its
-// thread first, and the kernel likes to put a thread that wakes on the processor
-// of the one that woke it. There the engine runs, and does not go away: a thread
-// that sleeps keeps off that processor.
+// They are threads rather than goroutines because of where the kernel runs them. It tends to put a
+// thread that wakes up on the processor of its waker. The engine runs there and does not yield it. So
+// a thread that sleeps excludes that processor from its affinity.
 type apart struct {
+	owner *atomic.Int32 // the engine's thread
+	ended func(*call)   // is called with each call that has been made
+
 	queue  uint32       // number of calls; futex: threads sleep while it is 0
-	engine atomic.Int32 // processor that the engine was last seen on
+	engine atomic.Int32 // processor on which the engine was last seen
 
 	mu     sync.Mutex
 	calls  []*call // not begun
 	idle   int     // threads without a call
 	asleep int     // of these
-	ended  bool
+	closed bool
 }
 
+// Values below are defined by this project.
 const (
-	// apartSpin is how long a thread that has nothing to do looks for a call before
-	// it sleeps (ours): a page-in's next slice comes within microseconds.
+	// apartSpin is how long an idle thread polls for a call before it sleeps: the next slice of a
+	// page-in follows within microseconds.
 	apartSpin = 50 * time.Microsecond
-	// spareThreads is how many sleep; others end. A slot's page-ins are two at a
-	// time (ours).
+	// spareThreads is how many threads sleep; others end. A slot has two page-ins at a time.
 	spareThreads = 2
 )
 
-// make has a call made by another thread.
-func (p *apart) make(e *Engine, c *call) {
+// make hands a call to a thread.
+func (p *apart) make(c *call) {
 	p.mu.Lock()
 	p.calls = append(p.calls, c)
 	n := len(p.calls)
@@ -58,23 +60,23 @@ func (p *apart) make(e *Engine, c *call) {
 		p.engine.Store(currentCPU())
 	}
 	if start {
-		go p.serve(e)
+		go p.serve()
 	} else if wake {
 		p.wake(1)
 	}
 }
 
-// takeBack takes a call that no thread has begun, for the engine to make: it has
-// nothing else to do, and a thread wakes more slowly than most calls take. Nil:
-// there is none, or the engine might hang in it.
-func (p *apart) takeBack(e *Engine) *call {
+// takeBack takes a call that no thread has begun, for an engine that has no other work: waking a
+// thread takes longer than most calls do. It leaves calls in which the engine might hang, and
+// returns nil if there is no other.
+func (p *apart) takeBack(slow func(*slot) bool) *call {
 	if atomic.LoadUint32(&p.queue) == 0 {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, c := range p.calls {
-		if c.slot != nil && c.step != space.Apart && !e.slow(c.slot) {
+		if c.slot != nil && c.step != space.Apart && !slow(c.slot) {
 			return p.remove(i)
 		}
 	}
@@ -88,19 +90,19 @@ func (p *apart) remove(i int) *call {
 	return c
 }
 
-// end lets the threads end; a call that hangs is left to itself.
+// end makes the threads end. A call that hangs is abandoned.
 func (p *apart) end() {
 	p.mu.Lock()
-	p.ended = true
-	atomic.StoreUint32(&p.queue, 1) // who is about to sleep does not
+	p.closed = true
+	atomic.StoreUint32(&p.queue, 1) // keeps a thread from going to sleep
 	p.mu.Unlock()
 	p.wake(spareThreads)
 }
 
-// serve is a thread.
-func (p *apart) serve(e *Engine) {
+// serve is the body of a thread.
+func (p *apart) serve() {
 	runtime.LockOSThread() // it has an affinity of its own
-	off := int32(-1)       // the processor that it keeps off
+	off := int32(-1)       // the processor that it excludes
 	for {
 		for began := time.Now(); atomic.LoadUint32(&p.queue) == 0 && time.Since(began) < apartSpin; {
 		}
@@ -109,26 +111,26 @@ func (p *apart) serve(e *Engine) {
 			p.mu.Lock()
 			p.idle++
 			p.mu.Unlock()
-			e.loop.Send(c)
+			p.ended(c)
 			continue
 		}
 		if !p.rest() {
-			// The runtime has the thread back, of which the budget knows; one whose
-			// affinity stays ends here.
-			if off < 0 || everywhere(int(e.thread.Load())) {
+			// The thread returns to the runtime and stays in the budget. It ends if its affinity
+			// cannot be restored.
+			if off < 0 || everywhere(int(p.owner.Load())) {
 				runtime.UnlockOSThread()
 			}
 			return
 		}
 		if cpu := p.engine.Load(); cpu != off {
 			off = cpu
-			keepOff(int(cpu), int(e.thread.Load()))
+			keepOff(int(cpu), int(p.owner.Load()))
 		}
 		p.sleep()
 	}
 }
 
-// next takes a call, nil where there is none.
+// next takes a call; nil if there is none.
 func (p *apart) next() *call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,11 +141,11 @@ func (p *apart) next() *call {
 	return p.remove(0)
 }
 
-// rest tells whether the thread is to sleep; else it is to end.
+// rest reports whether the thread is to sleep rather than to end.
 func (p *apart) rest() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended || p.asleep == spareThreads && len(p.calls) == 0 {
+	if p.closed || p.asleep == spareThreads && len(p.calls) == 0 {
 		p.idle--
 		return false
 	}
@@ -151,7 +153,7 @@ func (p *apart) rest() bool {
 	return true
 }
 
-// sleep sleeps until there is a call.
+// sleep blocks until there is a call.
 func (p *apart) sleep() {
 	_ = futex.Wait(&p.queue, 0, -1)
 	p.mu.Lock()
@@ -161,9 +163,9 @@ func (p *apart) sleep() {
 
 func (p *apart) wake(threads int) { futex.Wake(&p.queue, threads) }
 
-// keepOff keeps the calling thread off a processor, within what a thread of the
-// engine may use by now: an administrator may have confined it. Where there is no
-// other, or that is not allowed, it stays as it is.
+// keepOff excludes a processor from the calling thread's affinity, within what a thread of the engine
+// may use now: an administrator may have confined it. If no other processor is left, or the kernel
+// refuses, the affinity stays as it is.
 func keepOff(cpu, thread int) {
 	var others unix.CPUSet
 	if cpu < 0 || unix.SchedGetaffinity(thread, &others) != nil {
@@ -174,8 +176,8 @@ func keepOff(cpu, thread int) {
 	}
 }
 
-// everywhere lets the calling thread run wherever a thread of the engine may, and reports
-// whether it does.
+// everywhere gives the calling thread the affinity of a thread of the engine, and reports whether it
+// succeeded.
 func everywhere(thread int) bool {
 	var all unix.CPUSet
 	return unix.SchedGetaffinity(thread, &all) == nil && unix.SchedSetaffinity(0, &all) == nil

@@ -221,13 +221,13 @@ func TestTakeBack(t *testing.T) {
 	p := &e.apart
 	slow, quick := &call{slot: &slot{sleeper: sleeper{slowUntil: 1}}}, &call{slot: &slot{}}
 	p.idle = 2 // threads that look for calls
-	p.make(e, slow)
-	p.make(e, quick)
-	if p.takeBack(e) != quick || p.takeBack(e) != nil {
+	p.make(slow)
+	p.make(quick)
+	if p.takeBack(e.slow) != quick || p.takeBack(e.slow) != nil {
 		t.Error("not the quick slot's call alone is taken back")
 	}
 	e.clock.seen = 1
-	if p.takeBack(e) != slow || p.takeBack(e) != nil {
+	if p.takeBack(e.slow) != slow || p.takeBack(e.slow) != nil {
 		t.Error("a slot that is slow no more: its call is not taken back, once")
 	}
 }

@@ -1,29 +1,11 @@
 package emu
 
-import (
-	"slices"
-	"time"
+// A call made apart, or one that has lost its lease, holds a thread for as long as the process's memory
+// blocks it. So each counts in a budget, of which a user has a share. A call without a thread waits for
+// one, and is refused after a while.
 
-	"github.com/exanet/pfd/internal/threads"
-)
-
-// A call made apart, and one that has lost its lease, holds a thread for as long as the
-// process's memory makes it. So each counts in a budget, in which a user has a share. What
-// finds no thread waits for one, and is refused after a while.
-
-// noUser stands for whose calls are of no process (uid_t -1 is nobody's, setuid(2)).
-const noUser = ^uint32(0)
-
-func (c *call) user() uint32 {
-	if c.slot == nil {
-		return noUser
-	}
-	return c.slot.att.UID
-}
-
-// takes reports whether a thread is left for a call of a slot; the call is charged then. A
-// page-in, which is what hangs, leaves half of what there is to accesses, and to slots that
-// have no call under way.
+// takes reports whether a thread is left for a call, and charges the call then. Page-ins are what
+// hangs: they leave half of the threads to accesses, and to slots that have no call in progress.
 func (e *Engine) takes(c *call) bool {
 	if c.slot != nil && !e.threads.Take(c.slot.att.UID, c.slot.apart == 0 || !c.pagesIn()) {
 		return false
@@ -37,67 +19,7 @@ func (e *Engine) takes(c *call) bool {
 	return true
 }
 
-// makeApart has a call of a slow slot made apart, as soon as a thread is left for it. Where
-// one page-in has waited in vain, the slot's next ones are refused at once: hundreds of
-// pages may wait for their turn. So are those of a slot that has been detached.
-func (e *Engine) makeApart(c *call) {
-	switch {
-	case e.takes(c):
-		e.apart.make(e, c)
-		return
-	case c.slot.starved && c.pagesIn(), c.slot.node.slots[c.slot.index] != c.slot:
-		e.refuse(c)
-		return
-	}
-	c.since = e.Now()
-	c.slot.held = append(c.slot.held, c)
-	e.holding++
-	e.loop.Heat(&c.slot.process, e.clock.seen)
-}
-
-// holdTime is how long a call waits for a thread, ns. Defined by this project.
-const holdTime = int64(20 * time.Millisecond)
-
-// release has the calls made that wait for a thread, as far as there is one, and refuses
-// those that have waited for too long.
-func (e *Engine) release() (any bool) {
-	if e.holding == 0 {
-		return false
-	}
-	now := e.Now()
-	for _, p := range e.loop.Hot() {
-		s := p.Slot
-		for len(s.held) > 0 {
-			c := s.held[0]
-			late := now-c.since > holdTime
-			if !late && !e.takes(c) {
-				break
-			}
-			any = true
-			s.held = slices.Delete(s.held, 0, 1)
-			e.holding--
-			if late {
-				s.starved = s.starved || c.pagesIn()
-				e.refuse(c)
-			} else {
-				e.apart.make(e, c)
-			}
-		}
-	}
-	return any
-}
-
-// refuseHeld refuses what waits for a thread, of a slot that is given up.
-func (e *Engine) refuseHeld(s *slot) {
-	held := s.held
-	s.held = nil
-	e.holding -= len(held)
-	for _, c := range held {
-		e.refuse(c)
-	}
-}
-
-// spend counts a call that is not refused.
+// spend charges a call that must not be refused.
 func (e *Engine) spend(c *call) {
 	if c.charged {
 		return
@@ -109,7 +31,7 @@ func (e *Engine) spend(c *call) {
 	c.charged = true
 }
 
-// giveBack takes that such a call is over.
+// giveBack ends the charge for a call that has ended.
 func (e *Engine) giveBack(c *call) {
 	c.charged = false
 	e.threads.Give(c.user())
@@ -125,17 +47,4 @@ func (e *Engine) giveBack(c *call) {
 			delete(e.lateOf, s.att.UID)
 		}
 	}
-}
-
-// refuse ends a call for which there is no thread. A page-in fails for a reason that
-// passes; an access is one whose pages are not there.
-func (e *Engine) refuse(c *call) {
-	s := c.slot
-	s.node.accesses.Refused++
-	if s.att.Log != nil {
-		s.att.Log.Warn("call refused", "err", threads.ErrNone)
-	}
-	c.op.Fail(threads.ErrNone)
-	c.refused = true
-	e.complete(c)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/space"
 )
 
-// bus is device.Bus and space.Machine for one node: function calls on the engine goroutine.
+// bus is device.Bus and space.Machine for one node: function calls on the owning goroutine.
 type bus struct {
 	engine *Engine
 	node   *node

@@ -2,11 +2,10 @@ package emu
 
 import "math"
 
-// Lend runs f on the caller's goroutine as if that were the engine's, and then
-// whatever f has made the machine do. For who serves registers to another
-// process it saves the way to the engine goroutine and back, which costs more
-// than everything else of an access. It waits while somebody else owns the
-// engine. False: the engine has ended and f was not run. f must not call Lend.
+// Lend runs f on the caller's goroutine in place of the engine's, and then does the work that results
+// from it. It saves a server of registers for another process the way to the engine goroutine and
+// back, which costs more than the rest of an access. It blocks while another goroutine owns the
+// engine. It returns false if the engine has ended and f was not run. f must not call Lend.
 func (e *Engine) Lend(f func()) bool {
 	e.held.Lock()
 	select {
@@ -23,8 +22,8 @@ func (e *Engine) Lend(f func()) bool {
 	return true
 }
 
-// repay does what there is to do and gives the engine back. Where a call outlasts
-// its lease meanwhile, the engine has another owner, who repays.
+// repay does the work that there is and returns the engine. If a call outlasts its lease meanwhile,
+// the engine has another owner, which repays.
 func (e *Engine) repay() {
 	for {
 		busy, ok := e.pass()
@@ -37,14 +36,13 @@ func (e *Engine) repay() {
 	}
 	e.show(math.MaxInt64 / 2)
 	e.borrowed = false
-	// The engine goroutine sleeps until a deadline that was the next one when it
-	// fell asleep.
+	// The engine goroutine sleeps until the deadline that was the next one when it fell asleep.
 	wake := e.stop || e.nudge(e.Now()) > 0
 	for _, n := range e.nodes {
 		wake = wake || n.due < e.until
 	}
 	if wake {
-		e.until = 0 // once is enough
+		e.until = 0 // it is woken once
 		e.loop.Wake()
 	}
 	e.held.Unlock()

@@ -9,34 +9,17 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// showAfter is how long the engine has been idle when what it has recorded is shown,
-// ns (ours): while it works, records wait.
+// showAfter is how long the engine must be idle before it passes on what it has recorded, in ns:
+// while it works, records wait. Defined by this project.
 const showAfter = 50_000
 
-// seenTime is how long a batch waits for a process to say when it saw its transfer's end
-// (ours): it may have to be woken for that.
+// seenTime is how long a batch waits until a process says when it saw its transfer's end: the process
+// may have to be woken for that. Defined by this project.
 const seenTime = time.Millisecond
 
-// maxFinishing bounds the blocks that wait for their transfer's done to be published
-// (ours): what is beyond is recorded without.
+// maxFinishing limits the blocks that wait until their transfer's done is published. Those beyond are
+// recorded without it. Defined by this project.
 const maxFinishing = 64
-
-// tracer records the blocks that were refused. It belongs to the engine goroutine.
-type tracer struct {
-	log       *trace.Log
-	base      int64 // CLOCK_MONOTONIC at Engine.base
-	on        bool  // the processes know that somebody looks
-	seen      int64 // Engine.Now at a later look than the machines' clock had
-	published int64 // when a done was published, before the process could see it
-	finishing []finishing
-}
-
-// finishing is a block's record that waits for its transfer's done to be published.
-type finishing struct {
-	node   *node
-	slot   uint8
-	record trace.Record
-}
 
 func newTracer(log *trace.Log, e *Engine) (tracer, error) {
 	if log == nil {
@@ -46,14 +29,15 @@ func newTracer(log *trace.Log, e *Engine) (tracer, error) {
 	return tracer{log: log, base: base}, err
 }
 
-// refused records what a node told of refused blocks, and what it wants done beside.
+// refused records the blocks whose refusal a node has reported, together with the actions that it
+// requests.
 func (e *Engine) refused(n *node, actions []soc.Action) {
 	list := n.soc.Refusals()
 	if len(list) == 0 || !trace.On() {
 		return
 	}
 	t := &e.tracer
-	now := t.base + e.Now() // the machines' clock stands still in a pass
+	now := t.base + e.Now() // the machines' clock does not advance during a pass
 	for i := range list {
 		r := &list[i]
 		rec := trace.Record{
@@ -82,7 +66,7 @@ func (e *Engine) refused(n *node, actions []soc.Action) {
 	}
 }
 
-// over tells whether actions end a channel's transfer.
+// over reports whether actions end a channel's transfer.
 func over(actions []soc.Action, slot, channel uint8) bool {
 	for i := range actions {
 		if a := &actions[i]; a.Kind == soc.DescriptorChanged && a.Slot == slot && a.Channel == channel && final(a.Done) {
@@ -94,18 +78,18 @@ func over(actions []soc.Action, slot, channel uint8) bool {
 
 func final(done uint32) bool { return done == device.DoneCompleted || done == device.DoneFailed }
 
-// stamp gives the time that a node is told, by CLOCK_MONOTONIC.
+// stamp returns the time that is passed to a node, by CLOCK_MONOTONIC.
 func (t *tracer) stamp(now int64) int64 { return t.base + max(now, t.seen) }
 
-// publishing takes the time before a done is published: what the process says of when it
-// saw that must not be earlier.
+// publishing reads the time before a done is published: the time at which the process says that it
+// saw it must not be earlier.
 func (e *Engine) publishing() {
 	if t := &e.tracer; len(t.finishing) > 0 {
 		t.published = t.base + e.Now()
 	}
 }
 
-// published takes that a channel's done is the process's to see.
+// published completes the records of a channel whose done the process can see now.
 func (e *Engine) published(n *node, a *soc.Action) {
 	t := &e.tracer
 	if len(t.finishing) == 0 || !final(a.Done) {
@@ -124,8 +108,8 @@ func (e *Engine) published(n *node, a *soc.Action) {
 	t.finishing = kept
 }
 
-// show shows what waits, with what the processes have seen meanwhile. Where one has not
-// said that yet the batch waits for it, up to seenTime.
+// show passes the waiting records on, with the times at which the processes saw their transfers' end.
+// If a process has not reported that yet the batch waits, up to seenTime.
 func (e *Engine) show(now int64) {
 	t := &e.tracer
 	list := t.log.Waiting()
@@ -149,7 +133,7 @@ func (e *Engine) show(now int64) {
 	t.log.Show()
 }
 
-// untilShown bounds a sleep where a batch waits to be shown.
+// untilShown limits a sleep while a batch waits to be passed on.
 func (t *tracer) untilShown(timeout time.Duration) time.Duration {
 	if len(t.log.Waiting()) > 0 && (timeout < 0 || timeout > seenTime) {
 		return seenTime
@@ -157,8 +141,8 @@ func (t *tracer) untilShown(timeout time.Duration) time.Duration {
 	return timeout
 }
 
-// told gives what a channel's process says of a time; 0 where there is no such
-// process, or the channel is the firmware's.
+// told returns a time that a channel's process reports; 0 if there is no such process, or the channel
+// belongs to the firmware.
 func (t *tracer) told(n *node, slot, channel uint8, of func(*attach.Pages, int) int64) int64 {
 	if int(slot) >= len(n.slots) || channel >= device.WriteChannels || n.slots[slot] == nil {
 		return 0
@@ -166,14 +150,14 @@ func (t *tracer) told(n *node, slot, channel uint8, of func(*attach.Pages, int) 
 	return of(n.slots[slot].att.Pages, int(channel))
 }
 
-// rings takes that a process rings for a channel: it has seen the end of the channel's
-// former transfer, and what it says of that is of the next one from now on.
+// rings notes that a process rings the doorbell of a channel. The process has seen the end of the
+// channel's previous transfer, and what it reports from now on belongs to the next one.
 func (e *Engine) rings(s *slot, ch int) {
 	t := &e.tracer
 	if !t.on || ch >= device.WriteChannels {
 		return
 	}
-	t.seen = e.Now() // the process's word of when it rang must not be later
+	t.seen = e.Now() // the time at which the process says that it rang must not be later
 	list := t.log.Waiting()
 	for i := range list {
 		r := &list[i]
@@ -185,8 +169,8 @@ func (e *Engine) rings(s *slot, ch int) {
 	s.att.Pages.SetSeen(ch, 0)
 }
 
-// watch tells the processes when tracing begins or ends, and its readers which processes
-// there are.
+// watch tells the processes when tracing starts or stops, and tells its readers which processes there
+// are.
 func (e *Engine) watch() {
 	t := &e.tracer
 	on := trace.On()

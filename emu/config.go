@@ -1,0 +1,106 @@
+package emu
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/threads"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/link"
+	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/trace"
+	"github.com/exanet/pfd/view"
+)
+
+// Attachment ties a process to a domain slot.
+type Attachment struct {
+	Pages *attach.Pages // descriptors, doorbell, packetizer, wake flags
+	Wake  int           // eventfd by which the process wakes a sleeping engine
+	// Space is the process's memory. The engine closes it when it detaches the slot.
+	Space space.Space
+	// ReadOnly, if not nil, is the memory that the process shares read-only: no access writes it,
+	// whatever the process itself may do.
+	ReadOnly *view.ReadOnly
+	// Gone, if not nil, is called once, on the owning goroutine, when the process's address space is
+	// found gone (exit or exec). It must not block.
+	Gone func()
+	// Declined, if not nil, is called on the owning goroutine with each RAPF with the fail bit that
+	// the process sends to source. If it returns true, the RAPF is not sent. It must not block.
+	Declined func(source device.NodeID, r mailbox.RAPF) bool
+	// UID is the process's user. If that user's memory was slow, the slot begins slow.
+	UID uint32
+	// PID is the process's own, for traces; 0: unknown.
+	PID int
+	// Log, if not nil, names the process and its user in each line about it.
+	Log *slog.Logger
+}
+
+// Config configures an engine.
+type Config struct {
+	Nodes  int // 1..MaxNodes; node i has id i
+	VABits int // 39..48; 0: 48
+	// NoTXFIFO leaves source faults to the senders' time-outs.
+	NoTXFIFO bool
+	// Stall lets the nodes stall faulting accesses (CAPS[26]).
+	Stall bool
+	// Firmware switches off optimizations of the firmware.
+	Firmware r5.Options
+	// Spin is how long the engine polls for work before it sleeps in the kernel; 0: DefaultSpin,
+	// negative: not at all. It grows up to SpinMax while work arrives soon after; 0:
+	// DefaultSpinMax.
+	Spin, SpinMax time.Duration
+	Log           *slog.Logger // nil: slog.Default
+	// Link describes the nodes' links to each other.
+	Link link.Options
+	// OnLink, if not nil, is called with each frame on its way. It returns what arrives: the frame
+	// itself, another one, or nil. For tests.
+	OnLink func(f *wire.Frame) *wire.Frame
+	// Outside, if not nil, describes node i, which is driven from another process: no process
+	// attaches to it here, and its SMMU walks tables in device memory (shadow translation) instead
+	// of the processes' own.
+	Outside func(i int) Outside
+	// Trace, if not nil, takes the records of refused blocks, together with those of the engine's
+	// user. The engine passes them on to its readers.
+	Trace *trace.Log
+	// Threads limits the threads of calls that may hang; nil: the engine has a budget of its own,
+	// for which Run prepares threads.
+	Threads *threads.Budget
+}
+
+// Limits and defaults of an engine. Values below are defined by this project.
+const (
+	MaxNodes       = 64
+	DefaultSpin    = 50 * time.Microsecond
+	DefaultSpinMax = time.Millisecond
+)
+
+// Outside describes a node that is driven from another process.
+type Outside struct {
+	// BTCM is the memory of window btcm, which the driver also maps.
+	BTCM []byte
+	// Memory returns the memory of a slot, by the tables that the slot's context bank has at that
+	// moment; its operations never wait. It is called on the engine goroutine; nil is memory that
+	// fails every access.
+	Memory func(slot int, t smmu.Tables) space.Space
+	// DMA is the driver's memory, for the queues in memory; nil: the node has none.
+	DMA DMA
+	// Remote, if not nil, reports whether memory is reached by asking the driver, which may itself
+	// wait for the engine. Such accesses are made apart, one of the node at a time. It is called on
+	// the owning goroutine.
+	Remote func() bool
+}
+
+// DMA is the memory of a driver in another process, by DMA addresses. Its queues in memory are there.
+type DMA interface {
+	Read(addr uint64, p []byte) error
+	Write(addr uint64, p []byte) error
+}
+
+// ErrConfig means that an engine cannot be built as configured.
+var ErrConfig = errors.New("emulated machine")

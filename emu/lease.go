@@ -1,0 +1,67 @@
+package emu
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/space"
+)
+
+// own notes the calling thread for the supervisor: the runtime may move the goroutine to another
+// thread, but rarely does. It reports whether the thread is still the same.
+func (e *Engine) own() bool {
+	thread := int32(unix.Gettid())
+	return e.thread.Swap(thread) == thread
+}
+
+// perform makes a call here, under a lease; nil is none. It returns false if the lease was lost: the
+// caller must touch nothing any more. The lease is a count, odd within a call. The supervisor takes it
+// over by making it even, and then the goroutine that it starts owns all of the engine's state.
+func (e *Engine) perform(c *call) bool {
+	for c != nil {
+		e.current = c
+		held := e.lease.Add(1)
+		if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
+			e.watchdog.set(lookEvery, lookEvery)
+		}
+		c.run()
+		if !e.lease.CompareAndSwap(held, held+1) {
+			e.loop.Send(c) // the engine's owner takes it later
+			return false
+		}
+		slept := e.asleepIn.Load() == held
+		if c.step != space.Touch || c.slot == nil || slept {
+			e.clock.run(e.Now())
+		}
+		if slept {
+			e.charge(c)
+		}
+		c = e.ran(c)
+	}
+	return true
+}
+
+// charge handles that the supervisor has found a call asleep.
+func (e *Engine) charge(c *call) {
+	if s := c.sleeper(); s != nil && e.own() && s.slept(e.clock.seen) {
+		e.slowDown(c, "memory accesses hold everybody up")
+	}
+}
+
+// overtaken takes over from a goroutine that is blocked in call late.
+func (e *Engine) overtaken(late *call) {
+	if late.node != nil {
+		late.node.accesses.LeasesLost++
+	}
+	if late.step == space.Touch {
+		e.late++
+	}
+	e.spend(late)
+	late.late = true
+	if s := late.slot; s != nil {
+		s.late++
+		e.lateOf[s.att.UID]++
+	}
+	if late.sleeper() != nil {
+		e.slowDown(late, "memory access over its lease")
+	}
+}

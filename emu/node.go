@@ -1,0 +1,147 @@
+package emu
+
+import (
+	"math/rand/v2"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/owner"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/link"
+	"github.com/exanet/pfd/soc/queue"
+	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space"
+)
+
+// flight is a node's link to the others and the frames on it, in the order of their arrival. It
+// stays empty if no link is configured.
+type flight struct {
+	link   *link.Link
+	frames []link.Delivery
+}
+
+func newFlight(o *link.Options, node int, pool *wire.Pool) flight {
+	if !o.Some() {
+		return flight{}
+	}
+	seed := o.Seed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	return flight{link: link.New(o.Injection(), rand.New(rand.NewPCG(seed, uint64(node))), pool)}
+}
+
+type node struct {
+	index   int
+	soc     *soc.Node
+	windows [device.Windows]device.Window
+	bus     interface {
+		device.Bus
+		space.Machine
+	}
+	handler  device.Handler
+	due      int64  // when it needs a step (deadline)
+	flight   flight // frames that it has sent
+	pending  uint32 // vectors to be delivered
+	slots    [device.Slots]*slot
+	accesses Accesses
+	outside  Outside
+	sleepers [device.Slots]sleeper // of the memory that the driver's tables name
+	asking   bool                  // a call that asks the driver is in progress
+	asks     []*call               // calls that wait for it
+}
+
+// sleeper accounts for calls that sleep.
+type sleeper struct {
+	slowUntil int64 // in the time of Now: calls are made apart
+	sleep     int64 // in which calls were found, less the decay, in ns
+	sleptAt   int64 // when one was last found asleep
+}
+
+// slot is an attached domain slot.
+type slot struct {
+	process owner.Process[*slot]
+	node    *node
+	index   int
+	att     *Attachment
+	gone    bool
+	apart   int     // calls that are made apart
+	late    int     // calls that have lost their lease
+	held    []*call // calls that wait for a thread
+	starved bool    // a page-in has waited for a thread in vain, and none has got one since
+	wasLate bool    // when it was attached, others of its user had calls that had lost their lease
+	waits   int     // calls that wait for an answer
+
+	sleeper
+	unseenUntil int64 // in the time of Now: memory that its process shares is not touched
+}
+
+// Accesses counts how a node reached processes' memory.
+type Accesses struct {
+	LeasesLost   uint64 // calls that outlasted their lease
+	Muted        uint64 // times that a slot's kicks were ignored for a while
+	Refused      uint64 // calls for which no thread was left
+	Shared       uint64 // walks and moves that were done in the view of shared memory
+	SharedMissed uint64 // walks of shared memory of which a page was not entered in the view
+}
+
+// maxJoin is the most pages that one walk or move covers: 256 KiB. Defined by this project.
+const maxJoin = 64
+
+// call is one piece of work that may sleep in the kernel: an operation on memory (a walk or a move
+// of neighbouring accesses, or a page-in for the driver), or an access to queues in memory. While it
+// runs it touches only its own state. Its result is taken on the engine goroutine.
+type call struct {
+	op      *space.Op // own, or the driver's page-in; nil: of queues
+	own     space.Op
+	space   space.Space // of op
+	step    space.Step  // the current one
+	begun   bool        // there is a current step
+	queue   *queue.Access
+	err     error // of queue
+	behind  bool  // a page-in for which no block waits yet
+	charged bool  // it counts in the engine's budget of threads
+	late    bool  // it has lost its lease
+	refused bool  // nothing of it is tried
+	asked   bool  // another process has been asked for it
+	asks    bool  // it asks the driver of the node (askOutside)
+	node    *node
+	slot    *slot
+	index   int   // of the slot
+	since   int64 // when it began to wait for a thread
+
+	count int // accesses joined
+	from  int // the access that op begins with
+	ids   [maxJoin]uint32
+	vas   [maxJoin]device.VA
+	lens  [maxJoin]int
+	bufs  [maxJoin][]byte
+	whole [maxJoin][]byte // bufs, with those that are contiguous joined
+	moved [maxJoin]int    // bytes of each access
+}
+
+// deadline returns when a node needs a step: the deadline of its machines, or the arrival of its
+// first frame.
+func (n *node) deadline() int64 {
+	due := n.soc.Deadline()
+	if len(n.flight.frames) > 0 {
+		due = min(due, n.flight.frames[0].At)
+	}
+	return due
+}
+
+// remote reports whether the node's memory is reached by asking its driver, or was a moment ago:
+// accesses keep their order.
+func (n *node) remote() bool {
+	return n.outside.Remote != nil && (n.outside.Remote() || n.asking)
+}
+
+// declines reports whether a message is a RAPF with the fail bit that must not be sent.
+func (s *slot) declines(m *attach.Message) bool {
+	if s.att.Declined == nil || m.N != 1 || m.Mailbox != device.MailboxRequest {
+		return false
+	}
+	r, err := mailbox.DecodeRAPF(m.Words[0])
+	return err == nil && r.Fail && s.att.Declined(m.Node, r)
+}

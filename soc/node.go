@@ -5,80 +5,13 @@ import (
 	"math"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/soc/fifo"
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
 )
-
-// Config describes a node.
-type Config struct {
-	ID device.NodeID
-	// VABits is the width of virtual addresses, 39..48.
-	VABits int
-	// NoTXFIFO leaves source faults to time-outs, as on the papers' hardware.
-	NoTXFIFO bool
-	// Stall: faults may stall in the SMMU (CAPS[26]).
-	Stall bool
-	// SVA: walks read the processes' own page tables (CAPS[27]).
-	SVA bool
-	// Queues: the node can have queues in memory (CAPS[28]); the engine performs their accesses
-	// (QueueAccess).
-	Queues bool
-	// Epoch is the node's first epoch, a random number (messages.md 5). A node must not restart
-	// with an epoch that it has used.
-	Epoch uint32
-	// Pool is shared by the nodes of one engine.
-	Pool *wire.Pool
-	// Route reports whether a node can be reached; nil means every node can.
-	Route func(device.NodeID) bool
-	// Firmware switches off optimizations of the firmware.
-	Firmware r5.Options
-	// IDs, FIFO and Contexts limit the number of transaction IDs, of entries in the page-fault
-	// FIFOs and of receive contexts, for tests that exhaust them; 0 means no limit below the
-	// hardware's.
-	IDs, FIFO, Contexts int
-	// BTCM backs window btcm if its memory is shared; nil means private memory.
-	BTCM []byte
-}
-
-// Node is one emulated node. It belongs to one goroutine.
-type Node struct {
-	cfg    Config
-	id     device.NodeID
-	counts [device.Counters]uint64
-
-	fw     *r5.Firmware
-	dma    *pldma.Engine
-	smmu   *smmu.SMMU
-	rx, tx fifo.FIFO
-	boxes  [device.Interfaces]box
-	pktz   [device.Interfaces]packetizerPage
-	queues queue.Machine
-
-	ctrl        uint32
-	irqStatus   uint32
-	irqMask     uint32
-	irqSent     uint32 // vectors that are asserted: STATUS and not MASK
-	timeoutUS   uint32
-	guardUS     uint32
-	outstanding uint32
-	pktzCfg     [device.Interfaces]uint64
-	mboxCfg     [device.Interfaces]uint64
-	pdCfg       [device.Slots]uint64
-	peers       [device.Slots][4]uint64
-	btcm        []byte
-	latch       [device.Counters]uint32 // high halves latched by reads of the low ones
-	words       [device.Slots]uint64    // completion words written (WORDS)
-
-	now   int64
-	out   []Action
-	later []*wire.Frame // pieces of blocks (Options.NoWholeBlocks), sent one a step
-}
 
 // New returns a node in its reset state.
 func New(cfg Config) *Node {
@@ -110,40 +43,13 @@ func New(cfg Config) *Node {
 	return n
 }
 
-// ID returns the node's ID.
-func (n *Node) ID() device.NodeID { return n.id }
-
-// Count returns the value of a counter.
-func (n *Node) Count(c device.Counter) uint64 { return n.counts[c] }
-
-// Channel describes a channel, as the firmware keeps it.
-func (n *Node) Channel(slot, ch int) r5.ChannelInfo { return n.fw.Channel(slot, ch) }
-
-// PeekFault returns entry i of RXFIFO (or TXFIFO) and its EXT without popping it.
-func (n *Node) PeekFault(source bool, i int) (device.FaultEntry, uint32, bool) {
-	if source {
-		return n.tx.Peek(i)
-	}
-	return n.rx.Peek(i)
-}
-
-// Ended counts the transfers of the node that have ended.
-func (n *Node) Ended() *tally.Node { return n.fw.Ended() }
-
-// Invalidations returns the page counts of smmu.SMMU.Invalidations.
-func (n *Node) Invalidations() [device.Slots]uint64 { return n.smmu.Invalidations() }
-
-// Tables returns the roots of a slot's page-table walks (shadow translation).
-func (n *Node) Tables(slot int) smmu.Tables { return n.smmu.Tables(n.smmu.Bank(uint16(slot))) }
-
-// InFlight returns the number of a slot's memory accesses whose answers are outstanding.
-func (n *Node) InFlight(slot int) int { return n.dma.InFlight(slot) }
-
 // sink receives the PLDMA's outputs: its methods append actions or call the firmware.
 type sink Node
 
-func (s *sink) add(a Action)         { s.out = append(s.out, a) }
+func (s *sink) add(a Action) { s.out = append(s.out, a) }
+
 func (s *sink) Walk(a *pldma.Access) { s.add(Action{Kind: Walk, Access: a}) }
+
 func (s *sink) Move(a *pldma.Access) { s.add(Action{Kind: Move, Access: a}) }
 
 // Written wakes the waiter for completion words: by the action in the same process, otherwise by
@@ -173,7 +79,8 @@ func (s *sink) Transmit(f *wire.Frame) {
 // blockPieces is the number of frames that a block is cut into (defined by this project).
 const blockPieces = 4
 
-func (s *sink) Sent(id device.TransactionID)        { s.fw.Sent(s.now, id) }
+func (s *sink) Sent(id device.TransactionID) { s.fw.Sent(s.now, id) }
+
 func (s *sink) SourceFault(id device.TransactionID) { s.fw.SourceFault(s.now, id) }
 
 // Step handles an event at time now (in ns, never decreasing) and appends the resulting actions
@@ -346,31 +253,6 @@ func (n *Node) ack(f *wire.Frame) {
 	n.fw.Ack(n.now, f.SrcNode, mailbox.Ack{Transaction: f.ID, Code: f.Code, Sequence: f.Seq})
 }
 
-func (n *Node) copyDescriptor(slot, ch int, words *[device.DescriptorWords]uint64) {
-	if slot < 0 || slot >= device.Slots || ch < 0 || ch >= device.ChannelsPerSlot {
-		return
-	}
-	at := device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch
-	for i, w := range words {
-		binary.LittleEndian.PutUint64(n.btcm[at+8*i:], w)
-	}
-}
-
-// doorbell copies a descriptor exactly once and passes the copy to the firmware.
-func (n *Node) doorbell(slot, ch int) {
-	if n.ctrl&device.CtrlEnable == 0 || slot < 0 || slot >= device.Slots || ch < 0 || ch >= device.ChannelsPerSlot {
-		n.counts[device.DoorbellDenied]++
-		return
-	}
-	at := device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch
-	var words [device.DescriptorWords]uint64
-	for i := range words {
-		words[i] = binary.LittleEndian.Uint64(n.btcm[at+8*i:])
-	}
-	d := device.DescriptorOf(&words)
-	n.fw.Doorbell(slot, ch, &d)
-}
-
 // reset performs CTRL.reset: it drops every transaction, empties every FIFO, starts a new epoch
 // and clears the configuration; counters keep their values (spec/hardware.md 3).
 func (n *Node) reset() {
@@ -393,20 +275,4 @@ func (n *Node) reset() {
 	n.peers = [device.Slots][4]uint64{}
 	n.irqStatus, n.irqSent = 0, 0
 	n.clearBTCM()
-}
-
-// clearBTCM sets every descriptor to its reset state: done is 0xffffffff in a write channel and 2
-// in a read channel (001 tables 2.2, 3.4).
-func (n *Node) clearBTCM() {
-	clear(n.btcm)
-	for slot := 0; slot < device.Slots; slot++ {
-		for ch := 0; ch < device.ChannelsPerSlot; ch++ {
-			done := device.DoneReset
-			if ch >= device.WriteChannels {
-				done = device.DoneReadReset
-			}
-			at := device.BTCMDescriptors + device.PageSize*slot + device.DescriptorSize*ch
-			binary.LittleEndian.PutUint32(n.btcm[at+device.DescDone:], done)
-		}
-	}
 }

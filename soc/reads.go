@@ -80,6 +80,3 @@ func (n *Node) reply(c *r5.Command) {
 	n.counts[device.TXPackets]++
 	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
 }
-
-// Transactions returns the transactions in flight, as the firmware keeps them.
-func (n *Node) Transactions() []r5.TransactionInfo { return n.fw.Transactions() }

@@ -1,0 +1,76 @@
+package soc
+
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// packetizerPage is one packetizer interface (messages.md 4).
+type packetizerPage [device.PktzChannels]packetizerChannel
+
+type packetizerChannel struct {
+	destination uint64
+	payload     [device.PktzMaxWords]uint64
+	status      uint8
+	queued      bool  // the last SEND was a command of the command queue
+	use         uint8 // counts SENDs, so that a late refusal finds the SEND that it is for
+}
+
+// mail is one message in a mailbox.
+type mail struct {
+	source mailbox.Source
+	words  [device.PktzMaxWords]uint64
+	next   int // words already read
+}
+
+// box is one mailbox, 64 messages deep. Boxes 0..2 belong to the firmware and are empty between
+// two steps: the firmware's loop takes their messages at once.
+type box struct {
+	ring     []mail // allocated with the first message
+	head     int
+	level    int
+	overflow bool
+}
+
+func (b *box) put(m *mail) bool {
+	if b.ring == nil {
+		b.ring = make([]mail, device.MailboxDepth)
+	}
+	if b.level == len(b.ring) {
+		b.overflow = true
+		return false
+	}
+	b.ring[(b.head+b.level)%len(b.ring)] = *m
+	b.level++
+	return true
+}
+
+// data reads the next u64 of the head message and consumes it.
+func (b *box) data() uint64 {
+	if b.level == 0 {
+		return device.MboxEmpty
+	}
+	m := &b.ring[b.head]
+	v := m.words[m.next]
+	m.next++
+	if m.next == m.source.Words {
+		b.head = (b.head + 1) % len(b.ring)
+		b.level--
+	}
+	return v
+}
+
+func (b *box) source() uint64 {
+	if b.level == 0 {
+		return 0
+	}
+	return b.ring[b.head].source.Encode()
+}
+
+func (b *box) status() uint64 {
+	v := uint64(b.level)
+	if b.overflow {
+		v |= 1 << 16
+	}
+	return v
+}

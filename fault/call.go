@@ -51,19 +51,6 @@ const (
 // kernel reserves to its process (memfd_secret), or a device's.
 var ErrInaccessible = errors.New("the page is resident, but the kernel cannot access it: secret memory or device memory")
 
-// call is one page-in for a slice of a span. The machine uses only op; the rest belongs to the
-// owning goroutine.
-type call struct {
-	op space.Op
-	span
-	slot   int
-	gen    uint32
-	behind bool   // not the first slice of its span
-	began  int64  // when it was launched
-	number uint64 // slot.began at that time
-	stuck  bool   // it has run for more than stuckTime
-}
-
 // done handles the result of a call, and frees it.
 func (d *Driver) done(c *call) {
 	if s := &d.slots[c.slot]; s.gen == c.gen {
@@ -346,16 +333,6 @@ func (s *slot) again(k pageKey, cause string, now int64) failure {
 	f.times++
 	s.failing[k] = f
 	return f
-}
-
-// endedBy returns how many of the waits, from the first, a call's failure ends. It does not end
-// waits that started after the call: the call may have seen an earlier mapping.
-func (p *page) endedBy(c *call) int {
-	n := slices.IndexFunc(p.waits, func(w wait) bool { return w.began >= c.number })
-	if n < 0 {
-		n = len(p.waits)
-	}
-	return n
 }
 
 // settle ends the waits for a page with an outcome and its cause. A block that waits for nothing

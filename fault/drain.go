@@ -17,20 +17,6 @@ const roundEntries = 64
 // errNoAddress is the cause of a fault whose address cannot belong to its domain.
 var errNoAddress = errors.New("past the address width, or of another process index")
 
-// demand is a page that a new wait needs, with its policy's range.
-type demand struct {
-	slot  uint8
-	write bool
-	page  uint64
-	end   uint64
-}
-
-// answer is a block that waits for nothing and is answered at the end of the round.
-type answer struct {
-	slot  uint8
-	block *block
-}
-
 // pageInHalf is one round of the page-in half (spec/faultpath.md, destination fault, 3): drain,
 // unmask, drain again, merge, page in.
 func (d *Driver) pageInHalf() {
@@ -185,6 +171,37 @@ func (d *Driver) entry(e device.FaultEntry, ext uint32, tx bool) {
 	}
 }
 
+// byPDID returns the slot of a domain; nil if there is none.
+func (d *Driver) byPDID(p device.PDID) *slot {
+	for n := range d.slots {
+		if s := &d.slots[n]; s.live && s.target.PDID == p {
+			return s
+		}
+	}
+	return nil
+}
+
+// renew continues a block under another sequence number: it was retransmitted, or its ID now
+// belongs to another block. Pages absent under the new number have entries of their own, so the
+// old number's waits are dropped: a page that failed for a former use of the ID must not fail the
+// current one.
+func (d *Driver) renew(s *slot, b *block, seq device.Sequence) {
+	if b.sequence == seq {
+		return
+	}
+	b.sequence = seq
+	d.unwait(s, b)
+	for _, n := range b.recs[:b.nrecs] {
+		if r := d.log.at(n); r != nil {
+			if r.Outcome != Failed {
+				r.Outcome = Unsent
+			}
+			d.final(r)
+		}
+	}
+	b.nrecs, b.failed, b.memory, b.abandoned = 0, false, false, false
+}
+
 // await makes a block wait for a page, with its record; false: there is no room, and the sender's
 // guard recovers.
 func (d *Driver) await(s *slot, k pageKey, b *block, rec Record) bool {
@@ -213,13 +230,6 @@ func (d *Driver) never(s *slot, k pageKey) error {
 		return gup.ErrDenied
 	}
 	return nil
-}
-
-func (b *block) remember(record uint64) {
-	if int(b.nrecs) < len(b.recs) {
-		b.recs[b.nrecs] = record
-		b.nrecs++
-	}
 }
 
 // demand records a page that is neither queued nor in flight, with its range.

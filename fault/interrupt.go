@@ -131,22 +131,10 @@ func (d *Driver) resume(n int, terminate bool) {
 	d.setSCTLR(n, device.SCTLRCFIE, 0)
 }
 
-func (d *Driver) setSCTLR(n int, set, cleared uint32) {
-	at := device.Bank(n, device.SCTLR)
-	d.write32(device.SMMU, at, d.read32(device.SMMU, at)&^cleared|set)
-}
-
 // wake posts the page-in half unless it is already posted.
 func (d *Driver) wake() {
 	if !d.posted && !d.dead {
 		d.posted = true
 		d.bus.Post(d.round)
-	}
-}
-
-func (d *Driver) setMask(v uint32) {
-	if v != d.mask {
-		d.mask = v
-		d.write32(device.PL, device.PLIRQMask, v)
 	}
 }

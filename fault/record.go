@@ -68,6 +68,22 @@ func (r *Record) Began() int64 {
 	return r.Drained
 }
 
+// PageIn describes one call of a Pager, whether or not a fault waits for its pages. The times are
+// nanoseconds of Config.Now.
+type PageIn struct {
+	Page           device.VA // the first
+	Slot           int
+	PDID           device.PDID
+	Method         Method
+	Policy         Policy
+	Pages          int // requested
+	Got, New       int // resident after the call; of these, not resident before
+	Write          bool
+	Kind           gup.Kind
+	Err            error // why the first page is not resident
+	Started, Ended int64
+}
+
 // log is a ring of records. A record is identified by its number since the start, so that a late
 // stage detects that its record was overwritten.
 type log struct {
@@ -82,39 +98,9 @@ func (l *log) add(r Record) uint64 {
 	return n
 }
 
-// record stores a fault's record in place of the oldest. If the oldest has no final outcome yet,
-// it never reaches Config.Observe, which is counted.
-func (d *Driver) record(r Record) uint64 {
-	if d.observe != nil && d.log.next >= RecordDepth && !d.log.ring[d.log.next%RecordDepth].shown {
-		d.stats.Unrecorded++
-	}
-	return d.log.add(r)
-}
-
 func (l *log) at(n uint64) *Record {
 	if n >= l.next || l.next-n > RecordDepth {
 		return nil
 	}
 	return &l.ring[n%RecordDepth]
-}
-
-// final passes a record with a final outcome to the observer.
-func (d *Driver) final(r *Record) {
-	if d.observe != nil && !r.shown {
-		r.shown = true
-		d.observe(r)
-	}
-}
-
-// Records returns the last n faults, oldest first.
-func (d *Driver) Records(n int) []Record {
-	have := min(d.log.next, RecordDepth)
-	if n < 0 || uint64(n) > have {
-		n = int(have)
-	}
-	out := make([]Record, 0, n)
-	for i := d.log.next - uint64(n); i < d.log.next; i++ {
-		out = append(out, d.log.ring[i%RecordDepth])
-	}
-	return out
 }

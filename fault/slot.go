@@ -7,6 +7,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/space"
 )
 
 // Sizes of a slot's tables (defined by this project). They limit the driver's memory for one
@@ -45,6 +46,13 @@ type block struct {
 	nrecs    uint8
 }
 
+func (b *block) remember(record uint64) {
+	if int(b.nrecs) < len(b.recs) {
+		b.recs[b.nrecs] = record
+		b.nrecs++
+	}
+}
+
 // pageKey identifies a page and the kind of access.
 type pageKey struct {
 	page  uint64
@@ -56,6 +64,21 @@ type page struct {
 	pageKey
 	tries uint8 // page-ins that failed for a temporary reason
 	waits []wait
+}
+
+// waitedBy reports whether a block waits for the page.
+func (p *page) waitedBy(k blockKey) bool {
+	return slices.ContainsFunc(p.waits, func(w wait) bool { return w.key() == k })
+}
+
+// endedBy returns how many of the waits, from the first, a call's failure ends. It does not end
+// waits that started after the call: the call may have seen an earlier mapping.
+func (p *page) endedBy(c *call) int {
+	n := slices.IndexFunc(p.waits, func(w wait) bool { return w.began >= c.number })
+	if n < 0 {
+		n = len(p.waits)
+	}
+	return n
 }
 
 // wait ties a page to a block, or to none (a source fault reported only by FAR).
@@ -71,11 +94,6 @@ func (w *wait) key() blockKey {
 		return blockKey{}
 	}
 	return w.block.blockKey
-}
-
-// waitedBy reports whether a block waits for the page.
-func (p *page) waitedBy(k blockKey) bool {
-	return slices.ContainsFunc(p.waits, func(w wait) bool { return w.key() == k })
 }
 
 // failure is remembered about a page that cannot be paged in, across the retransmissions of the
@@ -98,6 +116,19 @@ type span struct {
 }
 
 func (p *span) has(k pageKey) bool { return p.write == k.write && p.start <= k.page && k.page < p.end }
+
+// call is one page-in for a slice of a span. The machine uses only op; the rest belongs to the
+// owning goroutine.
+type call struct {
+	op space.Op
+	span
+	slot   int
+	gen    uint32
+	behind bool   // not the first slice of its span
+	began  int64  // when it was launched
+	number uint64 // slot.began at that time
+	stuck  bool   // it has run for more than stuckTime
+}
 
 // slot is the driver's state for one domain.
 type slot struct {
@@ -127,48 +158,6 @@ type slot struct {
 	hintWrite bool
 }
 
-// reset clears the tables of a slot and keeps their memory.
-func (d *Driver) reset(s *slot) {
-	if s.blocks == nil {
-		s.blocks, s.pages, s.failing = map[blockKey]*block{}, map[pageKey]*page{}, map[pageKey]failure{}
-	}
-	for _, p := range s.pages {
-		d.dropPage(s, p)
-	}
-	for _, b := range s.blocks {
-		d.dropBlock(s, b)
-	}
-	clear(s.failing)
-	s.live = false
-	s.target = Target{}
-	s.ahead = pagein.Ahead{}
-	s.resend = s.resend[:0]
-	s.queued = s.queued[:0]
-	s.calls = s.calls[:0]
-	s.fars, s.hint, s.stalled = 0, 0, false
-}
-
-// block returns the block of a transaction, new if there is none; nil if the table is full.
-func (d *Driver) block(s *slot, k blockKey) *block {
-	b := s.blocks[k]
-	if b == nil && len(s.blocks) < maxBlocks {
-		if n := len(d.freeBlocks); n > 0 {
-			b, d.freeBlocks = d.freeBlocks[n-1], d.freeBlocks[:n-1]
-		} else {
-			b = new(block)
-		}
-		*b = block{blockKey: k, waits: b.waits[:0]}
-		s.blocks[k] = b
-	}
-	return b
-}
-
-func (d *Driver) dropBlock(s *slot, b *block) {
-	delete(s.blocks, b.blockKey)
-	b.unsent = false
-	d.freeBlocks = append(d.freeBlocks, b)
-}
-
 // waitsFor returns the record with which block b, or none (nil), waits for a page.
 func (s *slot) waitsFor(k pageKey, b *block) (record uint64, ok bool) {
 	if p := s.pages[k]; p != nil {
@@ -179,49 +168,6 @@ func (s *slot) waitsFor(k pageKey, b *block) (record uint64, ok bool) {
 		}
 	}
 	return 0, false
-}
-
-// wait makes a block wait for a page; false if the table is full.
-func (d *Driver) wait(s *slot, k pageKey, b *block, record uint64) bool {
-	if s.waits == maxWaits {
-		return false
-	}
-	p := s.pages[k]
-	if p == nil {
-		if n := len(d.freePages); n > 0 {
-			p, d.freePages = d.freePages[n-1], d.freePages[:n-1]
-		} else {
-			p = new(page)
-		}
-		*p = page{pageKey: k, waits: p.waits[:0]}
-		s.pages[k] = p
-	}
-	p.waits = append(p.waits, wait{b, record, s.began})
-	s.waits++
-	if b != nil {
-		b.waits = append(b.waits, p)
-	}
-	return true
-}
-
-// dropPage forgets a page that has no waiters.
-func (d *Driver) dropPage(s *slot, p *page) {
-	s.waits -= len(p.waits)
-	delete(s.pages, p.pageKey)
-	d.freePages = append(d.freePages, p)
-}
-
-// unwait removes all waits of a block.
-func (d *Driver) unwait(s *slot, b *block) {
-	for _, p := range b.waits {
-		n := len(p.waits)
-		p.waits = slices.DeleteFunc(p.waits, func(w wait) bool { return w.block == b })
-		s.waits -= n - len(p.waits)
-		if len(p.waits) == 0 {
-			d.dropPage(s, p)
-		}
-	}
-	b.waits = b.waits[:0]
 }
 
 // overlap returns the lowest span queued or in flight that meets [start, end). Of a stuck call

@@ -74,16 +74,3 @@ type Stats struct {
 
 	Highest [2]int // highest level seen of RXFIFO and TXFIFO
 }
-
-// Slot returns a slot's counters.
-func (d *Driver) Slot(n int) Counts { return d.slots[n].counts }
-
-// Stats returns the counters.
-func (d *Driver) Stats() Stats {
-	s := d.stats
-	for i := range d.slots {
-		s.Slots[i] = d.slots[i].counts
-		s.Total.Add(&d.slots[i].counts)
-	}
-	return s
-}

@@ -241,7 +241,8 @@ func (n *Node) Run() bool {
 }
 
 // Get and Get64 return a register's value without an access.
-func (n *Node) Get(w device.WindowID, off uint32) uint32   { return n.windows[w].words[off/4] }
+func (n *Node) Get(w device.WindowID, off uint32) uint32 { return n.windows[w].words[off/4] }
+
 func (n *Node) Get64(w device.WindowID, off uint32) uint64 { return n.windows[w].get64(off) }
 
 // Set sets a register, even a read-only one, without an access.
@@ -363,4 +364,20 @@ func (n *Node) irq() {
 		}
 	}
 	n.sent = open
+}
+
+type window struct {
+	n     *Node
+	id    device.WindowID
+	words []uint32
+}
+
+func (w *window) set(off, v uint32) { w.words[off/4] = v }
+
+func (w *window) set64(off uint32, v uint64) {
+	w.words[off/4], w.words[off/4+1] = uint32(v), uint32(v>>32)
+}
+
+func (w *window) get64(off uint32) uint64 {
+	return uint64(w.words[off/4]) | uint64(w.words[off/4+1])<<32
 }

@@ -2,20 +2,6 @@ package faulttest
 
 import "github.com/exanet/pfd/device"
 
-type window struct {
-	n     *Node
-	id    device.WindowID
-	words []uint32
-}
-
-func (w *window) set(off, v uint32) { w.words[off/4] = v }
-func (w *window) set64(off uint32, v uint64) {
-	w.words[off/4], w.words[off/4+1] = uint32(v), uint32(v>>32)
-}
-func (w *window) get64(off uint32) uint64 {
-	return uint64(w.words[off/4]) | uint64(w.words[off/4+1])<<32
-}
-
 // begin records an access; false if it does not reach a register.
 func (w *window) begin(a Access) (bool, error) {
 	n := w.n
@@ -216,68 +202,4 @@ func (n *Node) writePktz(off uint32, v uint64) {
 		m.Words[i] = w.get64(ch + device.PktzPayload + 8*uint32(i))
 	}
 	n.Sent = append(n.Sent, m)
-}
-
-// fifo is a page-fault FIFO with its reading rules (spec/hardware.md 4).
-type fifo struct {
-	ring [device.FIFODepth]struct {
-		words [4]uint32
-		ext   uint32
-	}
-	head, level int
-	seen        uint8
-	overflow    bool
-}
-
-func (f *fifo) push(w [4]uint32, ext uint32) {
-	if f.level == device.FIFODepth {
-		f.overflow = true
-		return
-	}
-	e := &f.ring[(f.head+f.level)%device.FIFODepth]
-	e.words, e.ext = w, ext
-	f.level++
-}
-
-// read reads word i of the head; reading d pops if a, b and c have been read.
-func (f *fifo) read(i int) uint32 {
-	if f.level == 0 {
-		return 0
-	}
-	v := f.ring[f.head].words[i]
-	if i < 3 {
-		f.seen |= 1 << i
-	} else if f.seen == 7 {
-		f.seen = 0
-		f.head = (f.head + 1) % device.FIFODepth
-		f.level--
-	}
-	return v
-}
-
-func (f *fifo) ext() uint32 {
-	if f.level == 0 {
-		return 0
-	}
-	return f.ring[f.head].ext
-}
-
-func (f *fifo) status() uint32 {
-	s := uint32(f.level)
-	if f.overflow {
-		s |= device.FIFOOverflow
-	}
-	switch f.level {
-	case 0:
-		s |= device.FIFOEmpty
-	case device.FIFODepth:
-		s |= device.FIFOFull
-	}
-	return s
-}
-
-func (f *fifo) clear(v uint32) {
-	if v&device.FIFOOverflow != 0 {
-		f.overflow = false
-	}
 }

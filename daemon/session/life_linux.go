@@ -418,3 +418,11 @@ func waitExit(f *os.File) error {
 	}
 	return nil
 }
+
+// checkDevice refuses an attachment to a node whose device is gone.
+func (s *session) checkDevice() error {
+	if s.n.down.Load() {
+		return refusal(attach.CodeBusy, "the device of node %d is gone and pfd waits for it: start it again, and try again", s.n.index)
+	}
+	return nil
+}

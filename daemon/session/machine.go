@@ -9,6 +9,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
@@ -76,6 +77,47 @@ type Features struct {
 	// since 1970; nil ends that. f must not block and must not keep the frame. Any goroutine
 	// may call Tap.
 	Tap func(f func(at int64, f *wire.Frame))
+}
+
+// Sharing is a machine whose devices do not see the processes' page tables: processes share memory,
+// and pfd keeps tables of it. Any goroutine may call a method unless its comment says otherwise.
+type Sharing interface {
+	// Tables returns TTBR0 of a slot's context bank. Called on the owning goroutine.
+	Tables(node, slot int) uint64
+	// Share and Unshare handle a process's requests.
+	Share(node, slot int, s attach.Share, fd int) error
+	Unshare(node, slot int, u attach.Unshare) error
+	// Unsharer returns a function that revokes what a slot shares at va now, and nothing that is shared
+	// there later. The function reports whether that was still shared.
+	Unsharer(node, slot int, va device.VA) func() bool
+	// Prefetch enters pages of shared memory, as far as there is room.
+	Prefetch(node, slot int, va device.VA, size uint64)
+	// Invalidate removes pages from the device that the file no longer has.
+	Invalidate(node, slot int, va device.VA, size uint64)
+	// Page returns the size of the pages in which memory is shared, 0 if the device is gone.
+	Page(node int) uint64
+	// Asked notes that a slot's process is about to be asked to page in. Called on the owning
+	// goroutine.
+	Asked(node, slot int, f netlink.Fault)
+	// Shadow returns what the device can access of the processes' memory.
+	Shadow(node int) (ShadowStats, bool)
+	// Messages returns how many messages were sent to the device, and how many of these pfd waited
+	// for.
+	Messages(node int) (sent, awaited uint64, ok bool)
+}
+
+// ShadowStats describes the memory of processes that a node's device can access.
+type ShadowStats struct {
+	Window    uint64 // bytes that may be mapped at one time
+	Mapped    uint64 // bytes that are
+	Tables    uint64 // bytes of tables and queues that are mapped in addition
+	Pinned    uint64 // of both, bytes that mapping has pinned
+	Shared    uint64 // bytes that processes share
+	Maps      uint64 // runs of pages mapped since the device arrived
+	Evictions uint64 // places of at most 16 pages that were unmapped for others, or unused
+	// Mismatches counts the pages that were mapped once more because the device's accesses to them
+	// were refused.
+	Mismatches uint64
 }
 
 // Attachment is the part of a process's attachment that a machine needs.

@@ -2,7 +2,6 @@ package session
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -23,46 +22,6 @@ const (
 // quotaOfFiles returns a Quota of resources that cost pfd a descriptor each.
 func quotaOfFiles(per, all int) *quota.Quota {
 	return quota.New(limits.Descriptors(per, userPart), limits.Descriptors(all, allPart), quota.Privileged)
-}
-
-// quotaOfShares returns the Quota of ranges that processes share. If the device has tables of
-// them, pfd keeps the descriptor of each.
-func quotaOfShares(f *Features) *quota.Quota {
-	if f.Sharing != nil {
-		return quotaOfFiles(sharesPerUID, allShares)
-	}
-	return quota.New(sharesPerUID, allShares, quota.Privileged)
-}
-
-// watch revokes the share at s.VA when the process unmaps a part of it. The process's munmap
-// blocks until the device cannot access the share any more. The caller keeps fd.
-func (h sharing) watch(s attach.Share, fd int) error {
-	d, uid, w := h.s.d, h.s.uid, &h.s.watches
-	if !d.watches.Take(uid) {
-		return fmt.Errorf("pfd keeps %d userfaultfds for uid %d, or for all users together what it has descriptors for: "+
-			"share fewer and larger ranges, or give pfd more descriptors (LimitNOFILE=, ulimit -n)", d.watches.Per(), uid)
-	}
-	holes, err := uffd.TakeHoles(fd, s.VA, s.Size)
-	if err != nil {
-		d.watches.Give(uid)
-		return fmt.Errorf("its userfaultfd: %w", limits.Explain(err))
-	}
-	unshare := h.m.Unsharer(h.s.n.index, h.s.joined.domain.Slot, s.VA)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.holes == nil {
-		w.holes, w.gone = map[device.VA]*uffd.Holes{}, map[device.VA]uint64{}
-	}
-	w.holes[s.VA] = holes
-	go func() {
-		if !holes.AwaitUnmap() {
-			return
-		}
-		w.unmapped(s.VA, s.Size)
-		w.taken(unshare())
-		h.s.unwatch(s.VA, holes)
-	}()
-	return nil
 }
 
 // unmapped records that the process has unmapped a part of a shared range.

@@ -176,8 +176,8 @@ func keepOff(cpu, thread int) {
 	}
 }
 
-// everywhere gives the calling thread the affinity of a thread of the engine, and reports whether it
-// succeeded.
+// everywhere sets the calling thread's affinity to that of a thread of the engine, and reports whether
+// it succeeded.
 func everywhere(thread int) bool {
 	var all unix.CPUSet
 	return unix.SchedGetaffinity(thread, &all) == nil && unix.SchedSetaffinity(0, &all) == nil

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noMemory is memory that nobody reaches.
+// noMemory is memory that cannot be accessed.
 type noMemory struct{}
 
 func (noMemory) Walk(device.VA, int, bool) (proc.Walk, error) { return proc.Walk{}, proc.ErrGone }
@@ -30,7 +30,7 @@ type job struct {
 	done chan struct{}
 }
 
-// jobs is memory whose page-ins are functions, by their operations.
+// jobs is memory whose page-ins call functions.
 type jobs struct {
 	space.Prompt
 	runs sync.Map
@@ -53,7 +53,7 @@ func (j *job) wait(t *testing.T) {
 	}
 }
 
-// live is an engine of one node that runs.
+// live is a running engine of one node.
 type live struct {
 	*Engine
 	t      *testing.T
@@ -108,7 +108,7 @@ func (l *live) attach(slot int, uid uint32) {
 	})
 }
 
-// do has a call of a slot made.
+// do makes a call of a slot.
 func (l *live) do(slot int, long bool, run func()) *job {
 	l.t.Helper()
 	j := &job{done: make(chan struct{})}
@@ -120,8 +120,7 @@ func (l *live) do(slot int, long bool, run func()) *job {
 	return j
 }
 
-// Long calls that hang hold up no other: of their own slot, and of others, long or
-// not.
+// Long calls that hang delay no other call of their own slot or of others, long or not.
 func TestLongCallsThatHang(t *testing.T) {
 	l := newLive(t)
 	l.attach(0, 1)
@@ -160,8 +159,8 @@ func TestLongCallsThatHang(t *testing.T) {
 	}
 }
 
-// A thread keeps off the engine's processor, within what the engine may use by
-// now: an administrator may have confined it (taskset, cpusets).
+// A thread excludes the engine's processor from its affinity, within what the engine may use now: an
+// administrator may have confined it (taskset, cpusets).
 func TestKeepOff(t *testing.T) {
 	runtime.LockOSThread() // for good: the thread has an affinity of its own
 	affinity := func() (set unix.CPUSet) {
@@ -214,13 +213,12 @@ func TestKeepOff(t *testing.T) {
 	}
 }
 
-// The engine takes back what no thread has begun, but nothing of a slow slot: it
-// would hang in it.
+// The engine takes back calls that no thread has begun, but none of a slow slot: it could hang in it.
 func TestTakeBack(t *testing.T) {
 	e := &Engine{}
 	p := &e.apart
 	slow, quick := &call{slot: &slot{sleeper: sleeper{slowUntil: 1}}}, &call{slot: &slot{}}
-	p.idle = 2 // threads that look for calls
+	p.idle = 2 // threads that poll for calls
 	p.make(slow)
 	p.make(quick)
 	if p.takeBack(e.slow) != quick || p.takeBack(e.slow) != nil {
@@ -232,7 +230,7 @@ func TestTakeBack(t *testing.T) {
 	}
 }
 
-// A slot that is detached publishes nothing more to its port, whose memory its session unmaps.
+// A detached slot publishes nothing more in its port, because its session unmaps the port's memory.
 func TestDetachAbandonsThePort(t *testing.T) {
 	l := newLive(t)
 	port, socket, err := memport.New()

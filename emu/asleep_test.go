@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A thread that works is told from one that sleeps in the kernel.
+// A thread that works is distinguished from one that sleeps in the kernel.
 func TestAsleep(t *testing.T) {
 	var e Engine
 	var spins atomic.Uint64
@@ -24,7 +24,7 @@ func TestAsleep(t *testing.T) {
 		}
 	}()
 	<-working
-	// Go's scheduler may park it for a while, where others want the processors.
+	// Go's scheduler may park it for a while if others need the processors.
 	for deadline := time.Now().Add(2 * time.Minute); e.asleepNow(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a thread that works is said to sleep")

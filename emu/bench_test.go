@@ -51,9 +51,9 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// BenchmarkPolicies has the policies take turns on one pattern each: the median over
-// passes of what 64 transfers (8 of 1 MiB) into absent memory take, in microseconds for
-// one. Each policy has an engine of its own.
+// BenchmarkPolicies runs the policies in turns on one pattern: the median over passes of the time of 64
+// transfers (8 of 1 MiB) into absent memory, in microseconds for each transfer. Each policy has an
+// engine of its own.
 func BenchmarkPolicies(b *testing.B) {
 	const page = 4 << 10
 	for _, p := range []struct {
@@ -119,9 +119,9 @@ func BenchmarkPolicies(b *testing.B) {
 	}
 }
 
-// BenchmarkStall has faults that end their access and faults that stall take turns: the
-// median of one transfer into absent memory, in microseconds, and of one into present
-// memory while another channel of the bank faults ("beside").
+// BenchmarkStall runs faults that end their access and faults that stall in turns: the median of one
+// transfer into absent memory, in microseconds, and of one into present memory while another channel
+// of the bank faults ("beside").
 func BenchmarkStall(b *testing.B) {
 	for _, size := range []int{4 << 10, 16 << 10, 1 << 20} {
 		for _, policy := range []fault.Policy{fault.PIO, fault.PI4} {

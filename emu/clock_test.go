@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/space"
 )
 
-// late is a pager that keeps the engine for longer than the guard, as a host
-// without a free processor does.
+// late is a pager that blocks the engine for longer than the guard, like a host without a free
+// processor.
 type late struct {
 	space.Pager
 	now func() int64
@@ -29,8 +29,8 @@ func (p late) PageIn(va device.VA, pages int, write bool) gup.Result {
 	return p.Pager.PageIn(va, pages, write)
 }
 
-// A block whose page is there is not retransmitted by the guard only because the
-// engine had no processor in between: what has happened is looked at first.
+// The guard does not retransmit a block whose page is resident only because the engine had no processor
+// in the meantime: the engine handles the events first.
 func TestStallIsNoTimeOut(t *testing.T) {
 	r := newRig(t, fault.PIO)
 	counts := map[device.Counter]uint64{}

@@ -20,8 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rig is a machine of two nodes with one attachment on each, all of this very
-// process, and the driver above it.
+// rig is a machine of two nodes, with an attachment of this process on each, and the driver above it.
 type rig struct {
 	t        testing.TB
 	engine   *emu.Engine
@@ -119,7 +118,7 @@ func (r *rig) on(node int, f func()) {
 	<-done
 }
 
-// write has side 0 write size bytes and waits until done is final.
+// write makes side 0 write size bytes, and waits until done is final.
 func (r *rig) write(ch int, d device.Descriptor) uint32 {
 	r.ring(ch, d)
 	return r.wait(ch, d)
@@ -148,7 +147,7 @@ func (r *rig) wait(ch int, d device.Descriptor) uint32 {
 	}
 }
 
-// absent maps memory that nobody has touched.
+// absent maps memory that has not been touched.
 func absent(t testing.TB, size int) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

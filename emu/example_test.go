@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/emu"
 )
 
-// Two nodes that run, and a register of one, read where registers may be read.
+// Two running nodes, and a register of one, read on the owning goroutine.
 func ExampleEngine() {
 	e, err := emu.New(emu.Config{Nodes: 2})
 	if err != nil {

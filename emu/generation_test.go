@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process ends while a block to it is paused, and the next one of its group
-// attaches there: it has the same slot and PDID. The guard sends the block again;
-// not a byte may land, and the transfer fails with status 5.
+// A process ends while a block to it is paused, and the next process of its group attaches in the same
+// slot, with the same PDID. The guard retransmits the block; not a byte may arrive, and the transfer
+// fails with status 5.
 func TestPausedBlockMeetsTheNextProcess(t *testing.T) {
 	r := newRig(t, fault.PIO)
 	for n := range 2 {
@@ -29,7 +29,7 @@ func TestPausedBlockMeetsTheNextProcess(t *testing.T) {
 		src[i] = byte(i*7 + 1)
 	}
 	old := r.sides[1]
-	r.on(1, func() { r.drivers[1].Remove(old.domain.Slot) }) // nobody pages in: it waits
+	r.on(1, func() { r.drivers[1].Remove(old.domain.Slot) }) // without a driver the block waits
 	d := device.Descriptor{Src: va(src), Dst: va(dst), Size: 4096, DstNode: 1, DstGeneration: old.domain.Generation}
 	p := r.sides[0].pages
 	p.Publish(0, &d)
@@ -51,7 +51,7 @@ func TestPausedBlockMeetsTheNextProcess(t *testing.T) {
 		}
 	})
 	<-quiet
-	// The next process has memory of its own there, and it is present.
+	// The next process has memory of its own there, and it is resident.
 	for i := range dst {
 		dst[i] = 0x5a
 	}
@@ -87,14 +87,13 @@ func TestPausedBlockMeetsTheNextProcess(t *testing.T) {
 	}
 }
 
-// A process leaves with a transfer under way, and the next one has its slot before the
-// engine has told anybody of the transfer's end: what the next one has published stays
-// as it is.
+// A process detaches with a transfer in progress, and the next one has its slot before the engine has
+// published the transfer's end: what the next process has published stays unchanged.
 func TestTransferOfAProcessThatLeft(t *testing.T) {
 	r := newRig(t, fault.PIO)
 	src, dst := absent(t, 4096), absent(t, 4096)
 	old := r.sides[0]
-	r.on(1, func() { r.drivers[1].Remove(r.sides[1].domain.Slot) }) // nobody pages in: it waits
+	r.on(1, func() { r.drivers[1].Remove(r.sides[1].domain.Slot) }) // without a driver the block waits
 	d := device.Descriptor{Src: va(src), Dst: va(dst), Size: 4096, DstNode: 1, DstGeneration: r.sides[1].domain.Generation}
 	r.ring(0, d)
 	patience := time.Now().Add(2 * time.Minute)

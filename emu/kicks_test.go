@@ -12,8 +12,8 @@ import (
 	"github.com/exanet/pfd/space"
 )
 
-// A process that kicks for nothing has its kicks left alone for a while, and no other user
-// has; later they are looked at again.
+// The kicks of a process that kicks spuriously are ignored for a while, and those of other users are
+// not; later they are taken again.
 func TestVainKicks(t *testing.T) {
 	l := newLive(t)
 	l.attach(0, 1)
@@ -23,7 +23,7 @@ func TestVainKicks(t *testing.T) {
 		one := [8]byte{1}
 		_, _ = unix.Write(m.WakeFD(), one[:])
 	}
-	// taken reports whether the engine has seen a slot's last kick.
+	// taken reports whether the engine has taken a slot's last kick.
 	taken := func(slot int) (yes bool) {
 		l.on(func() { s := l.nodes[0].slots[slot]; yes = s.process.Seen() })
 		return yes
@@ -51,7 +51,7 @@ func TestVainKicks(t *testing.T) {
 	kick(l.memory[1])
 	until("the other's kick is seen", func() bool { return taken(1) })
 	until("its own is seen when the time has passed", func() bool { return taken(0) })
-	// One that brings something repays those that did not.
+	// A kick with work makes up for spurious ones.
 	before := uint64(0)
 	l.on(func() { before = l.nodes[0].accesses.Muted })
 	for range 256 {
@@ -68,8 +68,8 @@ func TestVainKicks(t *testing.T) {
 	})
 }
 
-// BenchmarkIdleProcesses is a pass of 64 nodes for which there is nothing to do, beside one
-// process that is attached and quiet, and beside as many as there can be.
+// BenchmarkIdleProcesses times a pass of 64 nodes without work, with one attached process that is quiet,
+// and with the maximum.
 func BenchmarkIdleProcesses(b *testing.B) {
 	for _, slots := range []int{1, MaxNodes * device.Slots} {
 		b.Run(strconv.Itoa(slots), func(b *testing.B) {

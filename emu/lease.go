@@ -43,7 +43,7 @@ func (e *Engine) perform(c *call) bool {
 // charge handles that the supervisor has found a call asleep.
 func (e *Engine) charge(c *call) {
 	if s := c.sleeper(); s != nil && e.own() && s.slept(e.clock.seen) {
-		e.slowDown(c, "memory accesses hold everybody up")
+		e.slowDown(c, "memory accesses sleep too long")
 	}
 }
 

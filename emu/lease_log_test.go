@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/internal/threads"
 )
 
-// The line about a slow process names its user, by whom lines are limited.
+// The line about a slow process names its user: lines are limited by user.
 func TestOverLeaseNamesTheProcess(t *testing.T) {
 	var own, all bytes.Buffer
 	e := &Engine{base: time.Now(), log: slog.New(slog.NewTextHandler(&all, nil)), slowUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, threads: threads.New()}
@@ -19,7 +19,7 @@ func TestOverLeaseNamesTheProcess(t *testing.T) {
 	if !strings.Contains(own.String(), "over its lease") || !strings.Contains(own.String(), "uid=8") || all.Len() > 0 || !e.slow(s) {
 		t.Errorf("says %q, and %q", own.String(), all.String())
 	}
-	// Until the late call ends the slot stays slow, whatever time passes.
+	// The slot stays slow until the late call ends, however long that takes.
 	if s.slowUntil = 0; !e.slow(s) || e.lateOf[0] != 1 {
 		t.Errorf("slow: %v, with %d late calls of its user", e.slow(s), e.lateOf[0])
 	}

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stuck is memory whose moves hang until they are let go, as those of a process
-// that serves its own userfaultfd, or does not.
+// stuck is memory whose moves hang until they are released, like those of a process that serves its own
+// userfaultfd, or fails to.
 type stuck struct {
 	space.Memory
 	hang    atomic.Bool
@@ -153,9 +153,9 @@ func startPairs(t *testing.T) (e *emu.Engine, managers [2]*domain.Manager, drive
 	}
 }
 
-// TestStuckMemoryStopsNobodyElse hangs the memory of one domain: the engine goes
-// on for another, the stuck domain's bytes arrive when its memory does, and the
-// engine serves it inline again after a while.
+// TestStuckMemoryStopsNobodyElse hangs the memory of one domain. The engine continues for another, the
+// stuck domain's bytes arrive when its memory responds, and the engine serves it inline again after a
+// while.
 func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 	e, managers, drivers, process, end := startPairs(t)
 	hung := &stuck{Memory: process, release: make(chan struct{})}
@@ -194,8 +194,8 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 		t.Error("no lease was counted as lost")
 	}
 
-	// The memory comes back: whatever was late lands in the stuck domain alone,
-	// and transfers go on there.
+	// The memory responds: the late bytes arrive in the stuck domain alone, and its transfers
+	// continue.
 	hung.hang.Store(false)
 	close(hung.release)
 	if v := bad.wait(t, 0); v != device.DoneCompleted {
@@ -216,7 +216,7 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 	}
 }
 
-// seen is shared memory that is touched so often; a touch hangs where hang is set.
+// seen is shared memory that counts its touches; a touch hangs if hang is set.
 type seen struct {
 	*view.View
 	hang    atomic.Bool
@@ -232,9 +232,9 @@ func (s *seen) Has(va device.VA, pages int, write bool) bool {
 	return s.View.Has(va, pages, write)
 }
 
-// TestTouchThatHangs: a touch of shared memory hangs, as that of a page whose process is
-// punching it out does. The engine goes on for others; what that user's processes share is
-// not touched any more, and is reached by their tables; and the late touch has its result.
+// TestTouchThatHangs: a touch of shared memory hangs, like that of a page that its process is punching
+// out. The engine continues for others. Memory that this user's processes share is then accessed by
+// their page tables rather than touched, and the late touch has its result.
 func TestTouchThatHangs(t *testing.T) {
 	e, managers, drivers, process, end := startPairs(t)
 	const size = 64 << 10

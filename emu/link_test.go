@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/soc/link"
 )
 
-// A link's delay is met by each way: a write is there after one, and done after two.
+// Each direction of a link has its delay: a write has arrived after one, and is done after two.
 func TestLinkDelay(t *testing.T) {
 	const delay = 3 * time.Millisecond
 	r := newRigOf(t, emu.Config{Nodes: 2, Link: link.Options{Delay: delay}}, fault.PIO)
@@ -24,7 +24,7 @@ func TestLinkDelay(t *testing.T) {
 		if v := r.write(0, device.Descriptor{Src: va(src), Dst: va(dst), Size: uint32(len(src)), DstNode: 1}); v != device.DoneCompleted || !bytes.Equal(src, dst) {
 			t.Fatalf("done %d", v)
 		}
-		// The block, its answer that it is paused, the request for it, itself again, its
+		// The block, the answer that it is paused, the request for it, its retransmission, and the
 		// acknowledgement.
 		if d := time.Since(start); d < 4*delay {
 			t.Errorf("took %v over a link of %v", d, delay)
@@ -36,7 +36,7 @@ func TestLinkDelay(t *testing.T) {
 	}
 }
 
-// Whatever a link loses, all bytes arrive.
+// All bytes arrive, whatever frames a link loses.
 func TestLinkLoss(t *testing.T) {
 	r := newRigOf(t, emu.Config{Nodes: 2, Link: link.Options{Delay: time.Microsecond, Loss: 0.1, Seed: 7}}, fault.PIA)
 	for n := range 2 {

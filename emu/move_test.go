@@ -34,8 +34,8 @@ func (m *torn) WriteV(src [][]byte, va device.VA) (int, error) {
 
 func (m *torn) ReadV(dst [][]byte, va device.VA) (int, error) { return m.WriteV(dst, va) }
 
-// An access that cannot be moved to its end stops none that was joined with it,
-// and each is told how far its own bytes came.
+// An access that cannot be moved to its end stops none of those joined with it, and each access learns
+// how many of its own bytes were moved.
 func TestJoinedMoves(t *testing.T) {
 	refused := errors.New("bad address")
 	for _, c := range []struct {

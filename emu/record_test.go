@@ -21,7 +21,7 @@ import (
 	"github.com/exanet/pfd/soc/record"
 )
 
-// What a live engine does is replayed from its recording.
+// A recording of a live engine can be replayed.
 func TestRecordingIsReplayed(t *testing.T) {
 	var file bytes.Buffer
 	var w *record.Writer
@@ -38,7 +38,7 @@ func TestRecordingIsReplayed(t *testing.T) {
 			t.Fatalf("%d bytes: done %d", size, done)
 		}
 	}
-	// One that fails, and a channel that does not exist.
+	// A transfer that fails, and a channel that does not exist.
 	if done := r.write(5, device.Descriptor{Src: va(src), Dst: 0x1000, Size: 4096, DstNode: 1}); done != device.DoneFailed {
 		t.Fatalf("into nothing: done %d", done)
 	}
@@ -75,18 +75,18 @@ func TestRecordingIsReplayed(t *testing.T) {
 	}
 	t.Logf("%d records, %d bytes, %.1f a record", count, len(recorded), float64(len(recorded))/float64(count))
 
-	// A recording that was cut is replayed as far as it goes.
+	// A truncated recording is replayed up to its end.
 	if cut, err := sim.Replay(bytes.NewReader(recorded[:len(recorded)-20])); !errors.Is(err, record.ErrTruncated) || cut.Records == 0 {
 		t.Errorf("a cut recording: %d records, %v", cut.Records, err)
 	}
-	// A time that no clock of theirs reaches is no record's: time-outs are added to it.
+	// A time beyond what the machines' clocks can reach is invalid: time-outs are added to it.
 	end := 1 + len(binary.AppendUvarint(nil, count)) + 8
 	late := append(bytes.Clone(recorded[:len(recorded)-end]), byte(record.Tick), 1)
 	late = binary.AppendVarint(late, math.MaxInt64-got.Until)
 	if _, err := sim.Replay(bytes.NewReader(late)); !errors.Is(err, record.ErrFormat) {
 		t.Errorf("a time of %d ns: %v", int64(math.MaxInt64), err)
 	}
-	// Machines that began otherwise are noticed.
+	// A different initial state of the machines is detected.
 	other := bytes.Clone(recorded)
 	other[16]++ // the epoch
 	if _, err := sim.Replay(bytes.NewReader(other)); !errors.Is(err, sim.ErrDiverged) {
@@ -94,7 +94,7 @@ func TestRecordingIsReplayed(t *testing.T) {
 	}
 }
 
-// rings is the memory of a node's queues, for both sides.
+// rings is the memory of a node's queues, as seen by both sides.
 type rings struct {
 	mu sync.Mutex
 	b  faulttest.Bytes
@@ -131,13 +131,13 @@ func (m *rings) move(addr uint64, p []byte, write bool) error {
 	return nil
 }
 
-// vectorsOf counts a driver's vectors.
+// vectorsOf counts the vectors of a driver.
 type vectorsOf struct{ n int }
 
 func (v *vectorsOf) Interrupt(int) { v.n++ }
 
-// A node that is driven by queues in memory is recorded with the commands that it
-// read there, and replayed from them.
+// A recording of a node that is driven by queues in memory contains the commands that the node read
+// there, and replaying uses them.
 func TestRecordingOfQueues(t *testing.T) {
 	memory := &rings{b: make(faulttest.Bytes, queues.MemorySize)}
 	e, err := emu.New(emu.Config{Nodes: 1, Outside: func(int) emu.Outside { return emu.Outside{DMA: memory} }})
@@ -171,11 +171,11 @@ func TestRecordingOfQueues(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	for range 40 { // more than once round the command queue's first entries
+	for range 40 { // the command queue wraps more than once
 		on(bus.Nop)
 		until("the NOP is answered", bus.Answered)
 	}
-	// A fault, told by an event.
+	// A fault, reported by an event.
 	on(func() {
 		smmu := e.Bus(0).Window(device.SMMU)
 		if err := errors.Join(smmu.Write32(device.Bank(2, device.SCTLR), device.SCTLRDriver),
@@ -205,7 +205,7 @@ func TestRecordingOfQueues(t *testing.T) {
 	if err != nil || got.Digest != digest || got.Records != count || got.Checked != count || !got.Header.Queues || got.Kinds[record.QueueAccessed] < 80 {
 		t.Errorf("replayed %+v, %v, want digest %#x of %d records", got, err, digest, count)
 	}
-	// Another command gives another run.
+	// Another command makes another run.
 	c := device.Command{Kind: device.CommandNop, Value: 3}
 	nop := c.Encode()
 	b := bytes.Clone(file.Bytes())

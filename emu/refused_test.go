@@ -21,8 +21,8 @@ import (
 
 var errRefused = errors.New("bad address")
 
-// refusing is memory of which one page is there, and may be accessed by what is
-// known of it, but no move gets past its beginning.
+// refusing is memory with one page that is resident and, according to its tables, accessible, but
+// beyond whose beginning no move succeeds.
 type refusing struct {
 	space.Memory
 	page  atomic.Uint64
@@ -63,9 +63,9 @@ func (m *refusing) ReadV(dst [][]byte, va device.VA) (int, error) {
 	return m.move(dst, va, m.Memory.ReadV)
 }
 
-// A page that the page-in finds resident and permitted but that no move reaches
-// ends its transfer with status 8, at the destination and at the source, within
-// the limit of RAPFs; others of the same process complete meanwhile.
+// A page that the page-in finds resident and permitted, but that no move can access, ends its transfer
+// with status 8 within the limit of RAPFs, at the destination and at the source. Other transfers of
+// the same process complete meanwhile.
 func TestMoveThatIsAlwaysRefused(t *testing.T) {
 	e, err := emu.New(emu.Config{Nodes: 2})
 	if err != nil {
@@ -138,7 +138,7 @@ func TestMoveThatIsAlwaysRefused(t *testing.T) {
 		t.Error("the page that is refused was written")
 	}
 
-	// At the source: pfd of node 1 reads it.
+	// At the source: node 1 reads the page.
 	m.moves.Store(0)
 	m.page.Store(uint64(suite.VA(src)) + 9*device.PageSize)
 	p.mem[1].Publish(0, &device.Descriptor{Src: suite.VA(src), Dst: suite.VA(other), Size: size, DstNode: 0, DstGeneration: p.gens[0]})

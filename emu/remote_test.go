@@ -12,10 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// remoteBus is a device.Bus that carries each register access and each vector over
-// a socketpair to another bus: what works above it does not depend on being in
-// one process with the device. Memory stays with the device. Each vector is
-// acknowledged before the next of its number is sent.
+// remoteBus is a device.Bus that carries each register access and each vector over a socketpair to
+// another bus: a driver that works on it does not depend on being in one process with the device.
+// Memory stays with the device. Each vector is acknowledged before the next one of its number is sent.
 type remoteBus struct {
 	memory   space.Machine
 	inner    device.Bus
@@ -43,7 +42,7 @@ const (
 	requestSize = 14
 )
 
-// newRemote puts a socketpair before inner. Close ends it.
+// newRemote puts a socketpair in front of inner. Close ends it.
 func newRemote(inner device.Bus, memory space.Machine) (*remoteBus, error) {
 	r := &remoteBus{inner: inner, memory: memory, wake: make(chan struct{}, 1), end: make(chan struct{})}
 	for _, p := range []*[2]*os.File{&r.accesses, &r.vectors} {
@@ -60,7 +59,7 @@ func newRemote(inner device.Bus, memory space.Machine) (*remoteBus, error) {
 	return r, nil
 }
 
-// Close ends the bus. Nothing of the driver runs any more when it returns.
+// Close ends the bus. The driver no longer runs when it returns.
 func (r *remoteBus) Close() {
 	close(r.end)
 	for _, f := range []*os.File{r.accesses[0], r.accesses[1], r.vectors[0], r.vectors[1]} {
@@ -75,8 +74,7 @@ func (r *remoteBus) Close() {
 	}
 }
 
-// answer is the device's end: it makes each access on the goroutine that owns
-// the registers.
+// answer is the device's end: it makes each access on the goroutine that owns the registers.
 func (r *remoteBus) answer() {
 	var q [requestSize]byte
 	var a [8]byte
@@ -117,7 +115,7 @@ func (r *remoteBus) answer() {
 	}
 }
 
-// Interrupt is the device's end of a vector; it runs on its goroutine.
+// Interrupt is the device's end of a vector. It runs on the device's goroutine.
 func (r *remoteBus) Interrupt(v int) {
 	bit := uint32(1) << uint(v)
 	if r.sent&bit != 0 {
@@ -155,10 +153,10 @@ func (r *remoteBus) access(op byte, w device.WindowID, off uint32, v uint64) (ui
 	return binary.LittleEndian.Uint64(a[:]), nil
 }
 
-// Window gives a window whose every access is a message.
+// Window returns a window that sends each access as a message.
 func (r *remoteBus) Window(id device.WindowID) device.Window { return &r.windows[id] }
 
-// Post has f run on the goroutine that Serve has.
+// Post runs f on the goroutine of Serve.
 func (r *remoteBus) Post(f func()) {
 	r.mu.Lock()
 	r.posts = append(r.posts, f)
@@ -169,7 +167,7 @@ func (r *remoteBus) Post(f func()) {
 	}
 }
 
-// PageIn has the device page in, and Done run on the goroutine that Serve has.
+// PageIn makes the device page in, and runs Done on the goroutine of Serve.
 func (r *remoteBus) PageIn(slot int, op *space.Op, behind bool) {
 	o := *op
 	o.Done = func() {
@@ -207,7 +205,7 @@ func (r *remoteBus) Serve(ctx context.Context, h device.Handler) error {
 		case <-r.end:
 			return nil
 		case v := <-vectors:
-			// Acknowledged first, so that what happens from here on interrupts again.
+			// Acknowledged first, so that an event from here on interrupts again.
 			if _, err := r.access(opAcknowledge, 0, 0, uint64(v)); err != nil {
 				return err
 			}

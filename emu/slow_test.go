@@ -15,9 +15,8 @@ func sleepInKernel(d time.Duration) {
 	_ = unix.Nanosleep(&ts, nil)
 }
 
-// A slot whose calls sleep, each for less than its lease, is served apart all the
-// same, whenever it does so. One whose calls only take long, as where the engine's
-// thread had to give way to others, is not.
+// A slot whose calls sleep, each for less than its lease, is served apart nevertheless. A slot whose
+// calls only take long, for example because the engine's thread was preempted, is not.
 func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 	l := newLive(t)
 	l.attach(0, 0)
@@ -47,7 +46,7 @@ func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 		if yes, n := slow(); !yes || n != 0 {
 			t.Fatalf("round %d: after %d calls that sleep the slot is slow: %v; %d leases lost", round, asleep, yes, n)
 		}
-		// Not even quick calls make up for it: only time does.
+		// Quick calls do not make up for it: only time does.
 		for range 100 {
 			l.do(0, false, nil).wait(t)
 		}
@@ -62,13 +61,13 @@ func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 			if left := s.slowUntil - l.Now(); left <= 0 || left > int64(slowTime) {
 				t.Errorf("slow for %v more, want up to %v", time.Duration(left), slowTime)
 			}
-			s.slowUntil = l.clock.seen // as if it had passed
+			s.slowUntil = l.clock.seen // as if the time had passed
 		})
 		if yes, _ := slow(); yes {
 			t.Errorf("round %d: it is slow though its time has passed", round)
 		}
 	}
-	// Attaching anew gives the user no new lease, and takes none from others.
+	// Attaching anew gets the user no new lease, and takes none from others.
 	for _, c := range []struct {
 		uid    uint32
 		passed bool
@@ -87,14 +86,14 @@ func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 	}
 }
 
-// What a slot's calls sleep is forgiven in time: who sleeps for less than a
-// fiftieth of it is not slow.
+// The charge for a slot's sleeping calls decays: a slot whose calls sleep for less than a fiftieth of
+// the time is not slow.
 func TestSleepIsForgiven(t *testing.T) {
 	for _, c := range []struct {
 		every time.Duration // one call is found asleep
-		after int           // so many make it slow, 0: none
+		after int           // this many make it slow; 0: no number does
 	}{
-		{lookEvery, 5}, // four, and a little is forgiven between them
+		{lookEvery, 5}, // four, and a little decays between them
 		{10 * lookEvery, 5},
 		{sleepShare * lookEvery / 2, 7},
 		{sleepShare * lookEvery, 0},
@@ -115,8 +114,8 @@ func TestSleepIsForgiven(t *testing.T) {
 	}
 }
 
-// driven is memory of a driver elsewhere, a walk of which hangs until it is let go; what Aside
-// gives does not.
+// driven is memory of a driver in another process. Its walks hang until they are released; aside counts
+// those that are made apart.
 type driven struct {
 	space.Prompt
 	release chan struct{}
@@ -133,9 +132,9 @@ func (d *driven) Start(_ *space.Op, _ int64, touch bool) space.Step {
 
 func (d *driven) Run(*space.Op) { <-d.release }
 
-// A slot of a driver elsewhere, whose process is not known here, is slow as any other one:
-// when one of its accesses has lost its lease the next ones are made apart, in the way that
-// keeps nobody from running.
+// A slot of a driver in another process, where the owner of the memory is unknown, becomes slow like
+// any other: after one of its accesses has lost its lease the next ones are made apart, and delay
+// no other.
 func TestSlowSlotOfADriverElsewhere(t *testing.T) {
 	l := newLive(t)
 	d := &driven{release: make(chan struct{})}
@@ -167,8 +166,8 @@ func TestSlowSlotOfADriverElsewhere(t *testing.T) {
 	close(d.release)
 }
 
-// After a touch of shared memory that slept nothing that the user shares is touched for much
-// longer than its calls are made apart; other calls that sleep have no such effect.
+// After a touch of shared memory that slept, memory that the user shares is not touched for much longer
+// than its calls are made apart; other calls that sleep have no such effect.
 func TestUnseenForLonger(t *testing.T) {
 	for _, touch := range []bool{false, true} {
 		l := newLive(t)

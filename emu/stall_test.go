@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An access that stalls waits for its page: every byte arrives, no block is refused, and
-// none is asked for again. The time-out of a block is long, so that none is sent again.
+// An access that stalls waits for its page: every byte arrives, no block is refused, and no
+// retransmission is requested. The time-out of a block is so long that none is retransmitted.
 func TestStall(t *testing.T) {
 	for _, policy := range []fault.Policy{fault.PIO, fault.PI4, fault.PIA, fault.Adaptive} {
 		for _, size := range []int{1, 4096, 16384, 1 << 20} {
@@ -49,8 +49,8 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// Memory that nothing brings in ends the access, and the transfer as without a stall;
-// then the domain goes on. A domain whose access waits when it ends comes to rest.
+// Memory that cannot be brought in ends the access, and the transfer fails as without a stall; then the
+// domain continues. A domain that ends while its access waits becomes quiet.
 func TestStallEnds(t *testing.T) {
 	r := stalling(t, fault.PIO)
 	src, dst := bytes.Repeat([]byte{7}, 8192), absent(t, 3*4096)
@@ -67,7 +67,7 @@ func TestStallEnds(t *testing.T) {
 		t.Fatalf("the next transfer: done %d", v)
 	}
 
-	// Nobody serves the faults of node 1 any more.
+	// The faults of node 1 are no longer served.
 	r.on(1, func() { r.drivers[1].Remove(r.sides[1].domain.Slot) })
 	quiet := make(chan struct{})
 	r.ring(2, device.Descriptor{Src: va(src), Dst: va(absent(t, 4096)), Size: 4096, DstNode: 1})

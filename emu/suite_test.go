@@ -14,8 +14,8 @@ import (
 	"github.com/exanet/pfd/space"
 )
 
-// machine is an engine as the suite takes it; remote ones have a socketpair
-// between the driver and each node's registers.
+// machine is an engine as the suite needs it. If it is remote, a socketpair is between the driver and
+// each node's registers.
 type machine struct {
 	*emu.Engine
 	remote []*remoteBus
@@ -86,15 +86,15 @@ func TestFaultSuite(t *testing.T) {
 	suite.Run(t, func(t *testing.T, bare bool) suite.Machine { return newMachine(t, false, bare) })
 }
 
-// TestFaultSuiteInPieces has each block go as several frames.
+// TestFaultSuiteInPieces sends each block as several frames.
 func TestFaultSuiteInPieces(t *testing.T) {
 	suite.Run(t, func(t *testing.T, bare bool) suite.Machine {
 		return newMachine(t, false, bare, r5.Options{NoWholeBlocks: true})
 	})
 }
 
-// TestFaultSuiteOverSocket has each register access and each vector cross a
-// socketpair: nothing above device.Bus depends on being in one process.
+// TestFaultSuiteOverSocket carries each register access and each vector over a socketpair: nothing above
+// device.Bus depends on being in one process.
 func TestFaultSuiteOverSocket(t *testing.T) {
 	suite.Run(t, func(t *testing.T, bare bool) suite.Machine { return newMachine(t, true, bare) })
 }

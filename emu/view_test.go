@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// counted counts what is asked of the process itself.
+// counted counts the calls that reach the process itself.
 type counted struct {
 	*proc.Process
 	walks, moves atomic.Int64
@@ -37,10 +37,10 @@ func (c *counted) ReadV(dst [][]byte, va device.VA) (int, error) {
 	return c.Process.ReadV(dst, va)
 }
 
-// TestSharedMemory: into memory that the target shares bytes move without its process being
-// asked, once the pages are entered; absent pages fault, are brought in and entered; pages
-// that are punched out fault anew; and what is shared no more goes by the process again.
-// By the process's table, and by the userfaultfd that came with the memory.
+// TestSharedMemory: bytes move into memory that the target shares without a call to its process once the
+// pages are entered in the view. Absent pages fault, are brought in and entered; pages that are punched
+// out fault again; and memory that is no longer shared is accessed by the process again.
+// Both by the process's page table and by the userfaultfd that came with the memory.
 func TestSharedMemory(t *testing.T) {
 	t.Run("table", func(t *testing.T) { sharedMemory(t, false) })
 	t.Run("userfaultfd", func(t *testing.T) { sharedMemory(t, true) })
@@ -133,7 +133,7 @@ func sharedMemory(t *testing.T, filled bool) {
 			t.Errorf("%s: %d walks, %d moves by the process, %d faults", what, w, m, f)
 		}
 	}
-	write("absent", 0, 1, 1, 0, true) // the page-in has entered it
+	write("absent", 0, 1, 1, 0, true) // the page-in has entered the page
 	before := accesses()
 	write("entered", 0, 1, 0, 0, false)
 	if a := accesses(); a.Shared != before.Shared+2 || a.SharedMissed != before.SharedMissed {
@@ -142,7 +142,7 @@ func sharedMemory(t *testing.T, filled bool) {
 	for i := 16; i < 32; i++ {
 		dst[i*device.PageSize] = 1
 	}
-	// The first of those that lie in one window of 64 KiB.
+	// The first page of one window of 64 KiB.
 	first := 16 + int(-(uint64(va(dst))>>device.PageShift)%16)
 	dst[(first+1)*device.PageSize] = 1
 	before = accesses()

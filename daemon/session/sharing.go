@@ -119,7 +119,7 @@ func (h sharing) watch(s attach.Share, fd int) error {
 	return nil
 }
 
-// count gives back the quota of shares that have ended because the process unmapped their memory
+// count releases the quota of shares that have ended because the process unmapped their memory
 // without a request.
 func (h sharing) count() {
 	h.s.watches.mu.Lock()
@@ -145,7 +145,7 @@ func (h sharing) Unshare(u attach.Unshare) error {
 	return err
 }
 
-// unshared gives back the quota of all of the session's shares when its slot is detached.
+// unshared releases the quota of all of the session's shares when its slot is detached.
 func (s *session) unshared() {
 	for ; s.shares > 0; s.shares-- {
 		s.d.shares.Give(s.uid)
@@ -242,7 +242,7 @@ func (h viewing) overlaps(va device.VA, size uint64) bool {
 	return h.s.view != nil && h.s.view.Overlaps(va, size) || h.s.readOnly.Forbids(va, size)
 }
 
-// count gives back the quota of shares that have ended because the process unmapped their memory
+// count releases the quota of shares that have ended because the process unmapped their memory
 // without a request.
 func (h viewing) count() {
 	if h.s.view == nil {

@@ -11,23 +11,23 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Bounds of a capture (ours).
+// Limits of a capture. Values below are defined by this project.
 const (
-	room = 4 << 20 // bytes that wait to be written; what comes beyond is lost
+	room = 4 << 20 // bytes that wait to be written; packets beyond are lost
 	look = 10 * time.Millisecond
 )
 
-// link is what two nodes are joined by, an interface of the capture.
+// link is the connection of two nodes, an interface of the capture.
 type link struct {
 	from, to   device.NodeID // a packet from `from` is outbound
 	seen, lost uint64
 	before     uint64 // lost since the last packet that was kept
-	told       uint64 // of lost, what was written
+	told       uint64 // of lost, those already reported
 }
 
 // Capture holds the packets of links until Copy takes them.
 type Capture struct {
-	// Node is the one whose links these are; All: those of all nodes.
+	// Node is the node whose links are captured; All: those of all nodes.
 	Node device.NodeID
 	All  bool
 	Snap int // bytes of each packet to keep; 0: all
@@ -39,7 +39,7 @@ type Capture struct {
 	links []*link
 }
 
-// See takes a frame that a node sends (emu.Engine.Tap). One goroutine at a time.
+// See records a frame that a node sends (emu.Engine.Tap). Only one goroutine at a time may call it.
 func (c *Capture) See(at int64, f *wire.Frame) {
 	if !c.All && f.SrcNode != c.Node && f.DstNode != c.Node {
 		return
@@ -48,7 +48,7 @@ func (c *Capture) See(at int64, f *wire.Frame) {
 	defer c.mu.Unlock()
 	i, direction := c.link(f)
 	l := c.links[i]
-	// It fails only where the function does that it calls.
+	// Cut fails only if its function does.
 	_ = wire.Cut(f, c.scratch[:0], func(packet []byte) error {
 		l.seen++
 		if len(c.buf)+2*wire.MaxPacket > room {
@@ -61,8 +61,8 @@ func (c *Capture) See(at int64, f *wire.Frame) {
 	})
 }
 
-// link gives the interface of a frame, and its direction there. The first one has the
-// node that is asked for, else the lower number, in front.
+// link returns the interface of a frame, and the frame's direction there. An interface begins with the
+// captured node or, if all are captured, with the lower number.
 func (c *Capture) link(f *wire.Frame) (index int, direction uint32) {
 	from, to, direction := f.SrcNode, f.DstNode, uint32(pcapng.Outbound)
 	if c.All && from > to || !c.All && from != c.Node {
@@ -74,12 +74,12 @@ func (c *Capture) link(f *wire.Frame) (index int, direction uint32) {
 		}
 	}
 	c.links = append(c.links, &link{from: from, to: to})
-	// Beside room: there are as many as the nodes have links.
+	// Not limited by room: there are as many interfaces as links.
 	c.buf = pcapng.Interface(c.buf, c.Snap, fmt.Sprintf("node%d-node%d", from, to))
 	return len(c.links) - 1, direction
 }
 
-// take gives what waits, with the counts of the links that lost packets since.
+// take returns the waiting blocks, with the counts of the links that have lost packets since.
 func (c *Capture) take(spare []byte) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,8 +94,8 @@ func (c *Capture) take(spare []byte) []byte {
 	return b
 }
 
-// Copy writes what comes, from the capture's first block on, until done closes; application
-// stands in that block. It returns write's error.
+// Copy writes the capture from its first block on, until done is closed. The first block names
+// application. Copy returns the error of write.
 func (c *Capture) Copy(done <-chan struct{}, application string, write func([]byte) error) error {
 	tick := time.NewTicker(look)
 	defer tick.Stop()

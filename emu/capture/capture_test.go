@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Who takes nothing loses packets, which are counted; what it may hold up is bounded.
+// A capture that nobody reads loses packets and counts them; its memory is limited.
 func TestLoses(t *testing.T) {
 	c := &Capture{All: true}
 	f := &wire.Frame{Header: wire.Header{Kind: wire.Ack, DstNode: 1}}

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	lastCommand = 20 // what is above has no meaning (spec, "Commands"); one of these is tried, too
+	lastCommand = 20 // higher numbers are undefined (spec, "Commands"); one of them is tried, too
 	mostFDs     = 253
 )
 
-// talk has one client agree, say b with descriptors, and read what the server answers.
+// talk connects a client, negotiates, sends b with descriptors, and reads the answers.
 func talk(path string, b []byte, fds ...int) error {
 	c, err := dialRaw(path)
 	if err != nil {
@@ -33,8 +33,7 @@ func talk(path string, b []byte, fds ...int) error {
 	return c.hearOut(b, fds...)
 }
 
-// hearOut says b, and nothing more, and reads to the end. The server may hang up
-// meanwhile.
+// hearOut sends b and nothing more, and reads to the end. The server may disconnect meanwhile.
 func (c *rawConn) hearOut(b []byte, fds ...int) error {
 	if len(b) > 0 {
 		if err := c.send(b, fds...); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
@@ -51,7 +50,7 @@ func (c *rawConn) hearOut(b []byte, fds ...int) error {
 	return err
 }
 
-// plausible is a body for a command: long enough to be looked at.
+// plausible is a body for a command, long enough to be parsed.
 func plausible(rng *rand.Rand) []byte {
 	b := make([]byte, 8*rng.IntN(9))
 	for i := range b {
@@ -65,7 +64,7 @@ func plausible(rng *rand.Rand) []byte {
 	return b
 }
 
-// badInput are what clients of node 0 say.
+// badInput are the messages of clients of node 0.
 var badInput = []struct {
 	name string
 	say  func(path string, files map[string]int) error
@@ -178,7 +177,7 @@ var badInput = []struct {
 			all.Go(func() {
 				c, err := dialRaw(path)
 				if errors.Is(err, unix.EAGAIN) {
-					return // the queue of the listener is full
+					return // the listener's queue is full
 				}
 				if err == nil {
 					err = errors.Join(c.hearOut([]byte("VERSION?")[:i%9]), c.Close())
@@ -208,8 +207,8 @@ var badInput = []struct {
 	}},
 }
 
-// TestBadInput: whatever clients of one node say, another node answers, the next client
-// is served, and the server holds what it held.
+// TestBadInput: after any message of clients of one node, another node answers, the next client is
+// served, and the server holds no more resources than before.
 func TestBadInput(t *testing.T) {
 	pid, dir := startProcess(t)
 	other, err := user.Redial(t.Context(), SocketPath(dir, 1), user.Options{}, func(c *user.Client) error { return c.SetCommand(user.CommandMemory) })

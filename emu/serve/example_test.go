@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/emu/serve"
 )
 
-// A node in a process of its own: pfd --device vfio-user:PATH drives it.
+// A node in a process of its own, which pfd --device vfio-user:PATH drives.
 func Example() {
 	dir, err := os.MkdirTemp("", "exanet")
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// roleEnv has the test's program serve two nodes in the directory that it names.
+// roleEnv makes the test's program serve two nodes in the directory that it names.
 const roleEnv = "EXANET_TEST_SERVE"
 
 func TestMain(m *testing.M) {
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// startProcess serves two nodes in a process of their own and gives its pid.
+// startProcess serves two nodes in a process of their own, and returns its pid.
 func startProcess(t testing.TB) (pid int, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -69,7 +69,7 @@ func startProcess(t testing.TB) (pid int, dir string) {
 	return c.Process.Pid, dir
 }
 
-// usage is what the system says of a process.
+// usage describes the resources of a process.
 type usage struct{ rss, fds, files int }
 
 func usageOf(t testing.TB, pid int) (u usage) {
@@ -88,7 +88,7 @@ func usageOf(t testing.TB, pid int) (u usage) {
 	return usage{pages * os.Getpagesize(), len(fds), strings.Count(string(maps), "memfd:")}
 }
 
-// rawConn speaks bytes to a server.
+// rawConn sends raw bytes to a server.
 type rawConn struct {
 	*net.UnixConn
 	id uint16
@@ -104,7 +104,7 @@ func dialRaw(path string) (*rawConn, error) {
 
 const noReply = 1 << 4 // of a header's flags (spec, "Header")
 
-// message appends one.
+// message appends a message.
 func (c *rawConn) message(b []byte, cmd user.Command, flags uint32, body []byte) []byte {
 	c.id++
 	b = user.Header{ID: c.id, Command: cmd, Flags: flags, Size: uint32(user.HeaderSize + len(body))}.Append(b)
@@ -123,7 +123,7 @@ func (c *rawConn) send(b []byte, fds ...int) error {
 	return err
 }
 
-// agree agrees on the protocol and switches the device on.
+// agree negotiates the protocol and enables the device.
 func (c *rawConn) agree() error {
 	b := c.message(nil, user.CmdVersion, 0, user.Version{Major: user.Major, Minor: user.Minor}.Append(nil))
 	access := user.RegionAccess{Offset: 4, Region: user.RegionConfig, Count: 2}.Append(nil)
@@ -134,7 +134,7 @@ func (c *rawConn) agree() error {
 	return c.answers(2)
 }
 
-// answers reads so many.
+// answers reads n answers.
 func (c *rawConn) answers(n int) error {
 	var h [user.HeaderSize]byte
 	for range n {
@@ -148,8 +148,8 @@ func (c *rawConn) answers(n int) error {
 	return nil
 }
 
-// floods are what a client of node 0 sends again and again, each until stop says so:
-// one round, with so many answers.
+// floods are messages that a client of node 0 sends until stop, each as one round with its number of
+// answers.
 var floods = []struct {
 	name  string
 	round func(c *rawConn, fd int) (b []byte, fds []int, answers int)
@@ -209,7 +209,7 @@ var floods = []struct {
 	}},
 }
 
-// flood sends rounds until stop, counts them, and says when there were some.
+// flood sends rounds until stop, counts them, and reports when some were sent.
 func flood(path string, fd int, round func(*rawConn, int) ([]byte, []int, int), stop *atomic.Bool, rounds *atomic.Int64, begun func()) error {
 	defer begun()
 	c, err := dialRaw(path)
@@ -220,7 +220,7 @@ func flood(path string, fd int, round func(*rawConn, int) ([]byte, []int, int), 
 	if err := c.agree(); err != nil {
 		return err
 	}
-	due := make(chan int, 8) // so much is always on its way
+	due := make(chan int, 8) // this many are always in flight
 	failed := make(chan error, 1)
 	go func() {
 		for n := range due {
@@ -233,7 +233,7 @@ func flood(path string, fd int, round func(*rawConn, int) ([]byte, []int, int), 
 		}
 		failed <- nil
 	}()
-	b, fds, n := round(c, fd) // once: the server is to be busy, not the flood
+	b, fds, n := round(c, fd) // built once: the load must be in the server, not here
 	for !stop.Load() && err == nil {
 		if err = c.send(b, fds...); err == nil {
 			due <- n
@@ -246,7 +246,7 @@ func flood(path string, fd int, round func(*rawConn, int) ([]byte, []int, int), 
 	return errors.Join(err, <-failed)
 }
 
-// reads gives the median time of a register read, and the 99th percentile.
+// reads returns the median time of a register read, and the 99th percentile.
 func reads(t testing.TB, c *user.Client) (p50, p99 time.Duration) {
 	t.Helper()
 	d := make([]time.Duration, 2000)
@@ -261,8 +261,8 @@ func reads(t testing.TB, c *user.Client) (p50, p99 time.Duration) {
 	return d[len(d)/2], d[len(d)*99/100]
 }
 
-// flooded starts two nodes in a process of their own, a client of node 1, and gives what
-// a flood of node 0 is measured with.
+// flooded starts two nodes in a process of their own and a client of node 1, and returns the means to
+// measure a flood of node 0.
 func flooded(t testing.TB) (pid int, measure func(t testing.TB, round func(*rawConn, int) ([]byte, []int, int)) (quiet, busy time.Duration, text string)) {
 	t.Helper()
 	pid, dir := startProcess(t)
@@ -300,8 +300,8 @@ func flooded(t testing.TB) (pid int, measure func(t testing.TB, round func(*rawC
 	}
 }
 
-// TestFloods: whatever the client of one node sends without end, another node answers,
-// how soon is printed, and when the client is gone the server holds what it held.
+// TestFloods: while the client of one node sends any message without end, another node answers. Its
+// latency is printed. When the client is gone the server holds no more resources than before.
 func TestFloods(t *testing.T) {
 	pid, measure := flooded(t)
 	before := usageOf(t, pid)
@@ -311,8 +311,8 @@ func TestFloods(t *testing.T) {
 				_, _, text := measure(t, f.round)
 				t.Log(text)
 			}
-			// The server notices the end of a client a moment after it, and its memory falls with the
-			// next garbage collection: that comes every two minutes at the latest.
+			// The server detects the end of a client a moment later, and its memory shrinks with the
+			// next garbage collection: at most two minutes later.
 			after := usageOf(t, pid)
 			for deadline := time.Now().Add(5 * time.Minute); after.over(before) && time.Now().Before(deadline); after = usageOf(t, pid) {
 				time.Sleep(10 * time.Millisecond)
@@ -324,9 +324,8 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// BenchmarkFloods measures how long a register read of another node takes under each
-// flood: the median of some rounds' medians without and with it, and how many times as
-// long the latter is. At most 3 times is meant.
+// BenchmarkFloods times a register read of another node under each flood: the median of some rounds'
+// medians without and with it, and their ratio. The goal is at most 3.
 func BenchmarkFloods(b *testing.B) {
 	_, measure := flooded(b)
 	for _, f := range floods {
@@ -347,7 +346,7 @@ func BenchmarkFloods(b *testing.B) {
 	}
 }
 
-// over tells whether a process holds more than before.
+// over reports whether a process holds more than before.
 func (u usage) over(before usage) bool {
 	return u.rss > before.rss+rssSlack || u.fds > before.fds || u.files > before.files
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// The memory of a hostile driver, by DMA address: four levels of tables, rings, words,
-// and what a transfer reads and writes.
+// The memory of a hostile driver, by DMA address: four levels of tables, rings, words, and the source
+// and destination of a transfer.
 const (
 	liarBase     = 1 << 32
 	liarSize     = 4 << 20
@@ -23,7 +23,7 @@ const (
 	liarWord     = liarBase + 10*device.PageSize
 	liarData     = 512 << 10 // of a transfer, at VA 64 KiB and 1 MiB
 
-	liarReadOnly  = 2 << 32 // a page that may only be read, and one that may only be written
+	liarReadOnly  = 2 << 32 // a read-only page, and a write-only one
 	liarWriteOnly = 3 << 32
 	liarNowhere   = 4 << 32
 
@@ -31,7 +31,7 @@ const (
 	liarPDID = 7
 )
 
-// liar is a driver of node 0 that may do anything.
+// liar is a driver of node 0 that does not keep the rules.
 type liar struct {
 	client
 	fd, page int
@@ -72,7 +72,7 @@ func (l *liar) put(addr, v uint64) {
 	l.must(err)
 }
 
-// setUp makes the node's slot good again, whatever was done before, with both queues on.
+// setUp restores the node's slot, whatever was done before, with both queues enabled.
 func (l *liar) setUp() {
 	l.Helper()
 	l.must(l.PowerOn(), l.SetCommand(user.CommandMemory|user.CommandMaster), l.Reset())
@@ -107,7 +107,7 @@ func (l *liar) turnOn(queue uint32, at uint64) {
 	l.write(device.PL, queue+device.QueueCtrl, 4, device.QueueTurnOn)
 }
 
-// ring starts a transfer of the node into itself.
+// ring starts a transfer from the node to itself.
 func (l *liar) ring(ch int) {
 	l.Helper()
 	d := device.Descriptor{Src: 64 << 10, Dst: 1 << 20, Size: liarData, DstPDID: liarPDID, DstGeneration: 1, Done: device.DoneInitialized}
@@ -121,7 +121,7 @@ func (l *liar) descriptor(ch int) uint32 {
 	return uint32(device.BTCMDescriptors + device.PageSize*liarSlot + device.DescriptorSize*ch)
 }
 
-// command puts one into the ring, which has 16, and rings.
+// command puts a command into the ring of 16, and rings the doorbell.
 func (l *liar) command(c device.Command) {
 	l.Helper()
 	e := c.Encode()
@@ -146,7 +146,7 @@ func (l *liar) until(off uint32, mask, want uint64) {
 	l.Fatalf("pl+%#x is %#x, want %#x of %#x", off, v, want, mask)
 }
 
-// fault has a bank say that an access faulted.
+// fault makes a bank report a fault of an access.
 func (l *liar) fault() {
 	l.write(device.SMMU, device.Bank(liarSlot, device.FAR), 8, 0x5000)
 	l.write(device.SMMU, device.Bank(liarSlot, device.FSRRESTORE), 4, device.FSRTF)
@@ -158,7 +158,7 @@ const (
 	allStatus     = device.QueueErrors | device.QueueIsOn
 )
 
-// lies are what drivers do; rounds of them while transfers go on.
+// lies are actions of drivers; rounds of them run while transfers do.
 var lies = []struct {
 	name   string
 	rounds int
@@ -166,7 +166,7 @@ var lies = []struct {
 }{
 	{"unmaps in mid-transfer", 50, func(l *liar, _ int) { l.must(l.UnmapDMA(liarBase, liarSize), l.mapAll()) }},
 	{"remaps while the device writes", 50, func(l *liar, round int) {
-		// Other pages of the file where it writes, and back.
+		// Other pages of the file at the transfer's destination, and back.
 		at, size := uint64(liarBase+1<<20), uint64(1<<20)
 		l.must(l.UnmapDMA(at, size), l.MapDMA(at, size, l.fd, 2<<20, user.DMARead|user.DMAWrite))
 		if round%2 == 1 {
@@ -225,7 +225,7 @@ var lies = []struct {
 		l.setUp()
 	}},
 	{"indices out of range", 5, func(l *liar, round int) {
-		ahead := (l.read(device.PL, device.PLEventQueue+device.QueueProd, 4) + 12) % 32 // events may come meanwhile
+		ahead := (l.read(device.PL, device.PLEventQueue+device.QueueProd, 4) + 12) % 32 // events may arrive meanwhile
 		l.write(device.PL, device.PLEventQueue+device.QueueCons, 4, []uint64{0xffff, 32, ahead}[round%3])
 		l.until(eventStatus, allStatus, device.QueueErrIndex)
 		l.setUp()
@@ -242,7 +242,7 @@ var lies = []struct {
 		rng := rand.New(rand.NewPCG(uint64(round), 1))
 		for at := uint64(liarCommands); at < liarCommands+16*device.QueueEntrySize; at += 8 {
 			v := rng.Uint64()
-			if at%device.QueueEntrySize == 0 { // kinds that there are, of the phase that is due
+			if at%device.QueueEntrySize == 0 { // valid kinds, of the current phase
 				v = v&^0xffff | 1 | uint64(round%7)<<8
 			}
 			l.put(at, v)
@@ -253,9 +253,9 @@ var lies = []struct {
 	}},
 }
 
-// TestLies: whatever the driver of a node does in the middle of its transfers, to its
-// memory, its device or its queues, a transfer after it arrives, another node answers,
-// and when the driver is gone the server holds what it held.
+// TestLies: whatever the driver of a node does to its memory, device or queues during its transfers, a
+// later transfer arrives, another node answers, and when the driver is gone the server holds no more
+// resources than before.
 func TestLies(t *testing.T) {
 	pid, dir := startProcess(t)
 	other, err := user.Redial(t.Context(), SocketPath(dir, 1), user.Options{}, func(c *user.Client) error { return c.SetCommand(user.CommandMemory) })

@@ -12,21 +12,20 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// maxPages is the most pages of one call of the engine.
+// maxPages is the maximum for one call of the engine.
 const maxPages = 64
 
-// memory is the address space that a context bank's tables make of the driver's
-// DMA memory. Every access walks anew, so that it ends with the entry, the
-// mapping, bus mastering and the driver: as a TLB that always misses. It may be
-// used from any goroutine.
+// memory is the address space that a context bank's tables define in the driver's DMA memory. Every
+// access walks the tables, like a TLB that always misses. So access ends with the table entry, the
+// mapping, bus mastering or the driver. It is safe for concurrent use.
 type memory struct {
 	space.Prompt
 	dma    *user.DMA
 	read   func(addr uint64, p []byte) error // dma.Read, bound once
 	tables smmu.Tables
-	// readAt and writeAt are what moves bytes. Processes punch holes into what they share, and
-	// a plain load or store of a page that goes sleeps in a way that the runtime can't stop,
-	// so a collection of garbage would wait for it, and everybody for that: so by system calls.
+	// readAt and writeAt move bytes by system calls. Processes punch holes into the memory that they
+	// share. A plain load or store that sleeps on such a page would block a garbage collection, and
+	// with it all goroutines.
 	readAt, writeAt func(addr uint64, p []byte) error
 }
 
@@ -34,8 +33,8 @@ func newMemory(dma *user.DMA, t smmu.Tables) *memory {
 	return &memory{dma: dma, read: dma.Read, tables: t, readAt: dma.ReadAside, writeAt: dma.WriteAside}
 }
 
-// Start implements space.Space. Walks read the driver's own tables, which nobody punches; moves are
-// system calls. Both are short but where the driver makes them sleep.
+// Start implements space.Space. Walks read the driver's own tables, into which no process punches
+// holes; moves are system calls. Both are short unless the driver makes them sleep.
 func (m *memory) Start(_ *space.Op, _ int64, touch bool) space.Step {
 	if touch {
 		return space.Touch
@@ -46,16 +45,16 @@ func (m *memory) Start(_ *space.Op, _ int64, touch bool) space.Step {
 // Run implements space.Space.
 func (m *memory) Run(op *space.Op) {
 	if op.PagesIn() {
-		op.Fail(proc.ErrGone) // the driver elsewhere pages in
+		op.Fail(proc.ErrGone) // the driver in the other process pages in
 		return
 	}
 	space.Access(m, op)
 }
 
-// errWalk says that a page has no translation any more.
+// errWalk means that a page no longer has a translation.
 var errWalk = errors.New("no translation")
 
-// scratch is what a walk needs besides its stack.
+// scratch is the memory of a walk in addition to its stack.
 type scratch struct {
 	entries smmu.Scratch
 	pages   [maxPages]smmu.Page
@@ -66,7 +65,7 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 // Walk implements space.Memory.
 func (m *memory) Walk(va device.VA, pages int, write bool) (proc.Walk, error) {
 	if pages < 1 || pages > maxPages {
-		return proc.Walk{}, fmt.Errorf("walk of %d pages: want 1 to %d", pages, maxPages)
+		return proc.Walk{}, fmt.Errorf("walk of %d pages: give 1 to %d", pages, maxPages)
 	}
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
@@ -98,8 +97,8 @@ func (m *memory) WriteV(src [][]byte, va device.VA) (int, error) {
 	return m.move(src, va, true)
 }
 
-// move copies between bufs and the memory from va on, 256 KiB at most, and gives
-// how many bytes. Pages that lie beside each other are moved together.
+// move copies between bufs and the memory from va on, at most 256 KiB, and returns the number of bytes
+// copied. Contiguous pages are moved together.
 func (m *memory) move(bufs [][]byte, va device.VA, write bool) (int, error) {
 	total := 0
 	for _, b := range bufs {
@@ -110,7 +109,7 @@ func (m *memory) move(bufs [][]byte, va device.VA, write bool) (int, error) {
 	}
 	pages := int((va.Offset() + uint64(total) + device.PageSize - 1) >> device.PageShift)
 	if pages > maxPages {
-		return 0, fmt.Errorf("move of %d pages: want at most %d", pages, maxPages)
+		return 0, fmt.Errorf("move of %d pages: give at most %d", pages, maxPages)
 	}
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)

@@ -2,5 +2,5 @@
 
 package serve
 
-// rssSlack is how much more the server may have in memory after a client than before.
+// rssSlack is how much the resident memory of the server may grow with a client.
 const rssSlack = 16 << 20

@@ -2,6 +2,6 @@
 
 package serve
 
-// rssSlack is how much more the server may have in memory after a client than before:
-// 16 MiB, which the race detector makes 5 to 10 times as much.
+// rssSlack is how much the resident memory of the server may grow with a client: 16 MiB, which the race
+// detector multiplies by 5 to 10.
 const rssSlack = 10 * 16 << 20

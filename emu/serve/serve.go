@@ -1,10 +1,9 @@
-// Package serve puts the emulated nodes behind vfio-user sockets, a PCI device
-// each: a pfd in another process, or a virtual machine, drives them. Memory is
-// what the driver has mapped for DMA, reached through the tables that it keeps
-// there (shadow translation).
+// Package serve puts the emulated nodes behind vfio-user sockets, each as a PCI device. A pfd in
+// another process, or a virtual machine, drives them. The nodes access the memory that the driver has
+// mapped for DMA, through the tables that it keeps there (shadow translation).
 //
-// The device keeps its state over its driver's disconnection; what the driver
-// mapped is gone at that moment, and every access then ends as a slave error.
+// A device keeps its state when its driver disconnects. The driver's mappings end at that moment, and
+// every later access ends as a slave error.
 package serve
 
 import (
@@ -29,7 +28,7 @@ import (
 	"github.com/exanet/pfd/vfio/user"
 )
 
-// PCI identity (spec/hardware.md 2; ours).
+// PCI identity (spec/hardware.md 2). Values below are defined by this project.
 const (
 	PCIVendor   = 0x1234
 	PCIDevice   = 0xe4a0
@@ -50,28 +49,27 @@ const (
 	MaxVABits = device.MaxVABits
 )
 
-// ErrFirmware says that Config.Firmware has a word that names no optimization.
+// ErrFirmware means that a word of Config.Firmware names no optimization.
 var ErrFirmware = r5.ErrOption
 
-// ErrLink says that Config.Link cannot be.
+// ErrLink means that Config.Link is invalid.
 var ErrLink = link.ErrOption
 
-// Config is what a Machine is built with.
+// Config configures a Machine.
 type Config struct {
 	Nodes    int
 	VABits   int  // 0: 48
 	NoTXFIFO bool // source faults by time-out
-	// Firmware says which optimizations the firmware has, in the words of
-	// r5.ParseOptions; "": all.
+	// Firmware names the optimizations that the firmware has, as r5.ParseOptions takes them; "": all.
 	Firmware string
 	Log      *slog.Logger
-	// Link is what the nodes' links to each other are like.
+	// Link describes the nodes' links to each other.
 	Link link.Options
-	// OnLink is what happens to frames on their way (emu.Config). For tests.
+	// OnLink changes frames on their way (emu.Config). For tests.
 	OnLink func(*wire.Frame) *wire.Frame
 }
 
-// Machine is the emulated nodes with their servers.
+// Machine is a set of emulated nodes with their servers.
 type Machine struct {
 	engine *emu.Engine
 	log    *slog.Logger
@@ -84,14 +82,13 @@ type node struct {
 	server *user.Server
 	btcm   []byte
 	fd     int
-	after  *sync.Mutex // of all nodes' accesses after the engine's end
+	after  *sync.Mutex // guards accesses to all nodes after the engine's end
 
 	memory [device.Slots]*memory // engine goroutine
 }
 
-// New builds the machine. Run serves it. Errors match emu.ErrConfig or
-// r5.ErrOption (ErrFirmware), or come
-// from making the btcm memory.
+// New builds the machine. Run serves it. Errors match emu.ErrConfig or r5.ErrOption (ErrFirmware), or
+// come from making the btcm memory.
 func New(cfg Config) (*Machine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -113,7 +110,7 @@ func New(cfg Config) (*Machine, error) {
 	}
 	m.engine, err = emu.New(emu.Config{
 		Nodes: cfg.Nodes, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Firmware: firmware, Log: cfg.Log, Link: cfg.Link, OnLink: cfg.OnLink,
-		Spin: -1, // whoever serves registers borrows the engine; it sleeps meanwhile
+		Spin: -1, // the servers of registers borrow the engine; it sleeps meanwhile
 		Outside: func(i int) emu.Outside {
 			n := m.nodes[i]
 			return emu.Outside{
@@ -134,7 +131,7 @@ func New(cfg Config) (*Machine, error) {
 	return m, nil
 }
 
-// makeBTCM makes the memory that the driver maps too; it cannot change its size.
+// makeBTCM makes the memory that the driver maps, too. The driver cannot change its size.
 func (n *node) makeBTCM() (err error) {
 	if n.fd, err = memfd.New("exanet-btcm", int64(device.BTCM.Size()), 0, unix.F_SEAL_SEAL); err != nil {
 		return err
@@ -156,12 +153,10 @@ func (n *node) config(log *slog.Logger) user.Config {
 		c.BARs[w] = user.BAR{Size: uint64(w.Size())}
 	}
 	c.BARs[MSIXBAR] = user.BAR{Size: msixBARSize}
-	// The descriptors may be mapped; the doorbell pages do something when they
-	// are written.
+	// The driver may map the descriptors, but not the doorbell pages: a write there has an effect.
 	btcm := &c.BARs[device.BTCM]
 	btcm.Areas, btcm.FD = []user.Area{{Offset: device.BTCMDescriptors, Size: device.BTCMDoorbells}}, n.fd
-	// A SEND of one word, which is what RAPF and doorbells are, of the first
-	// channel of each slot's process.
+	// A SEND of one word (a RAPF or a doorbell) of the first channel of each slot's process.
 	for slot := range device.Slots {
 		c.IOEvents = append(c.IOEvents, user.IOEvent{
 			BAR:    int(device.PKTZ),
@@ -176,7 +171,7 @@ func (n *node) config(log *slog.Logger) user.Config {
 	return c
 }
 
-// driverMemory is the driver's memory; the server is made after the engine.
+// driverMemory is the driver's memory. It finds the server late because that is made after the engine.
 type driverMemory struct{ n *node }
 
 // Read implements emu.DMA.
@@ -188,27 +183,27 @@ func (m driverMemory) Write(addr uint64, p []byte) error { return m.n.server.DMA
 // run lends the engine to the goroutine of the driver's connection.
 func (n *node) run(f func()) {
 	if !n.engine.Lend(f) {
-		// The engine has ended: nothing but connections is left.
+		// The engine has ended, and only connections are left.
 		n.after.Lock()
 		defer n.after.Unlock()
 		f()
 	}
 }
 
-// Engine gives the engine, for tests and for looking at.
+// Engine returns the engine, for tests and for reading.
 func (m *Machine) Engine() *emu.Engine { return m.engine }
 
-// Server gives a node's server.
+// Server returns a node's server.
 func (m *Machine) Server(node int) *user.Server { return m.nodes[node].server }
 
-// SocketPath gives the socket of a node in a directory.
+// SocketPath returns the socket of a node in a directory.
 func SocketPath(dir string, node int) string {
 	return filepath.Join(dir, fmt.Sprintf("node%d.sock", node))
 }
 
-// Run serves the nodes at SocketPath of dir until ctx ends (it then returns nil)
-// or a socket fails. ready, where it is not nil, is called once when clients can
-// connect to all sockets. A Machine runs once; Close must follow.
+// Run serves the nodes at SocketPath of dir until ctx ends (it then returns nil) or a socket fails.
+// ready, if not nil, is called once when clients can connect to all sockets. Run must be called at
+// most once, and Close after it.
 func (m *Machine) Run(ctx context.Context, dir string, ready func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -244,7 +239,7 @@ func (m *Machine) Run(ctx context.Context, dir string, ready func()) error {
 	return out
 }
 
-// Close gives back what New made. The machine must not run.
+// Close releases the memory and the servers. The machine must not be running.
 func (m *Machine) Close() error {
 	var errs []error
 	for _, n := range m.nodes {
@@ -263,12 +258,12 @@ func (m *Machine) Close() error {
 	return errors.Join(errs...)
 }
 
-// vectors hands a node's interrupts to its driver.
+// vectors passes a node's interrupts to its driver.
 type vectors struct{ server *user.Server }
 
-func (v vectors) Interrupt(vector int) { _ = v.server.Interrupt(vector) } // 0..3: they are there
+func (v vectors) Interrupt(vector int) { _ = v.server.Interrupt(vector) } // fails only for another vector than 0..3
 
-// pci is a node as user.Device; the engine is its caller's.
+// pci is a node as user.Device. Its methods must be called by the owner of the engine.
 type pci node
 
 func (p *pci) Read(bar int, offset uint64, size int) uint64 {
@@ -283,19 +278,19 @@ func (p *pci) Write(bar int, offset uint64, size int, value uint64) {
 		return
 	}
 	w := p.engine.Bus(p.index).Window(device.WindowID(bar))
-	switch size { // the emulated windows give no errors
+	switch size { // the emulated windows return no errors
 	case 4:
 		_ = w.Write32(uint32(offset), uint32(value))
 	case 8:
 		_ = w.Write64(uint32(offset), value)
 	default:
-		// Ignored and counted, as a read of that width is.
+		// Ignored and counted, like a read of that width.
 		p.engine.Node(p.index).Load(device.WindowID(bar), uint32(offset), size)
 	}
 }
 
-// Reset brings the node to its state after power-on: everything that CTRL.reset
-// drops, and the control page's own registers. Counters stay.
+// Reset restores the node's state after power-on: it clears everything that CTRL.reset clears, and sets
+// the registers of the control page. Counters keep their values.
 func (p *pci) Reset(user.ResetKind) {
 	w := p.engine.Bus(p.index).Window(device.PL)
 	for _, r := range []struct{ offset, value uint32 }{
@@ -310,13 +305,12 @@ func (p *pci) Reset(user.ResetKind) {
 	}
 }
 
-// slotMemory gives the memory of a slot by its present tables.
+// slotMemory returns the memory of a slot by its current tables.
 func (n *node) slotMemory(slot int, t smmu.Tables) space.Space {
 	if m := n.memory[slot]; m != nil && m.tables == t {
 		return m
 	}
-	// The engine asks before its first use of a machine that has no server yet
-	// only in a test that forgot one.
+	// There is a server: the engine calls this when it runs, which is after New.
 	n.memory[slot] = newMemory(n.server.DMA(), t)
 	return n.memory[slot]
 }

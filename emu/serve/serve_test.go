@@ -37,7 +37,7 @@ func start(t *testing.T) (*Machine, string) {
 			t.Error(err)
 		}
 	})
-	for n := range 2 { // that it was ready means that they are there
+	for n := range 2 { // the sockets exist, since ready was called
 		c, err := net.Dial("unix", SocketPath(dir, n))
 		if err != nil {
 			t.Fatal(err)
@@ -80,7 +80,7 @@ func (c client) write(w device.WindowID, off uint32, size int, v uint64) {
 	}
 }
 
-// TestIdentity holds the device against spec/hardware.md 2.
+// TestIdentity compares the device with spec/hardware.md 2.
 func TestIdentity(t *testing.T) {
 	_, dir := start(t)
 	c := client{t, connect(t, dir)}
@@ -115,7 +115,7 @@ func TestIdentity(t *testing.T) {
 	if err != nil || len(subs) != device.Slots || len(fds) != device.Slots {
 		t.Errorf("I/O eventfds of the packetizers: %d, %d descriptors, %v", len(subs), len(fds), err)
 	}
-	// Accesses of a width that no register has are counted.
+	// Accesses of a width that no register has are counted as bad.
 	before := c.read(device.PL, device.BadAccess.Offset(), 8)
 	c.write(device.PL, device.PLTimeoutUS, 2, 7)
 	if v := c.read(device.PL, device.PLTimeoutUS, 2); v != 0 {
@@ -126,8 +126,8 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestStateStays: a device keeps its state when its driver goes, and its driver's
-// memory is out of reach; a reset brings it to its beginnings.
+// TestStateStays: a device keeps its state when its driver disconnects, and can no longer access its
+// driver's memory; a reset restores its initial state.
 func TestStateStays(t *testing.T) {
 	m, dir := start(t)
 	c := client{t, connect(t, dir)}
@@ -199,8 +199,8 @@ func TestStateStays(t *testing.T) {
 	}
 }
 
-// TestMemory reads and writes through tables that the driver keeps, in pieces
-// that lie anywhere, and nothing beyond what is mapped and entered.
+// TestMemory reads and writes through tables that the driver keeps, in scattered pieces, and nothing
+// beyond the mapped and entered pages.
 func TestMemory(t *testing.T) {
 	m, dir := start(t)
 	c := client{t, connect(t, dir)}

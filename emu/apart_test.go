@@ -116,7 +116,7 @@ func (l *live) do(slot int, long bool, run func()) *job {
 	if run != nil {
 		l.jobs.runs.Store(&j.Op, run)
 	}
-	l.on(func() { l.nodes[0].bus.PageIn(slot, &j.Op, long) })
+	l.on(func() { l.Space(0).PageIn(slot, &j.Op, long) })
 	return j
 }
 

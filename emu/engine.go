@@ -98,7 +98,7 @@ func (e *Engine) Nodes() int { return len(e.nodes) }
 func (e *Engine) Bus(node int) device.Bus { return e.nodes[node].bus }
 
 // Space returns what pages in for the driver of a node. Any goroutine.
-func (e *Engine) Space(node int) space.Machine { return e.nodes[node].bus }
+func (e *Engine) Space(node int) space.Machine { return &bus{e, e.nodes[node]} }
 
 // Run drives the machine until ctx ends. It must be called once.
 func (e *Engine) Run(ctx context.Context) error {

@@ -33,13 +33,10 @@ func newFlight(o *link.Options, node int, pool *wire.Pool) flight {
 }
 
 type node struct {
-	index   int
-	soc     *soc.Node
-	windows [device.Windows]device.Window
-	bus     interface {
-		device.Bus
-		space.Machine
-	}
+	index    int
+	soc      *soc.Node
+	windows  [device.Windows]device.Window
+	bus      device.Bus
 	handler  device.Handler
 	due      int64  // when it needs a step (deadline)
 	flight   flight // frames that it has sent

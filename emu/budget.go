@@ -4,8 +4,8 @@ package emu
 // blocks it. So each counts in a budget, of which a user has a share. A call without a thread waits for
 // one, and is refused after a while.
 
-// takes reports whether a thread is left for a call, and charges the call then. Page-ins
-// are the calls that hang: they leave half of the threads to accesses, and to slots that have no call in progress.
+// takes reports whether a thread is left for a call, and charges the call then. Page-ins are the calls
+// that hang: they leave half of the threads to accesses, and to slots that have no call in progress.
 func (e *Engine) takes(c *call) bool {
 	if c.slot != nil && !e.threads.Take(c.slot.att.UID, c.slot.apart == 0 || !c.pagesIn()) {
 		return false

@@ -12,7 +12,7 @@ import (
 
 // run is the engine goroutine. It ends when the engine stops, or when a call outlasts its lease: then
 // another goroutine already runs run and owns all of the engine's state. late is the call in which
-// the goroutine is blocked from which this one takes over; nil for the first one.
+// the previous goroutine is blocked; nil for the first one.
 func (e *Engine) run(late *call) {
 	e.own()
 	if late == nil {

@@ -26,16 +26,19 @@ type mutant struct {
 type edit struct{ file, old, new string }
 
 const (
-	fwFile   = "soc/r5/firmware.go"
-	txFile   = "soc/r5/transaction.go"
-	runFile  = "soc/r5/schedule.go"
-	cutFile  = "soc/r5/transfer.go"
-	readFile = "soc/r5/read.go"
-	recvFile = "soc/pldma/receive.go"
-	dmaFile  = "soc/pldma/pldma.go"
-	openFile = "soc/pldma/read.go"
-	fifoFile = "soc/fifo/fifo.go"
-	endFile  = "domain/destroy.go"
+	fwFile    = "soc/r5/firmware.go"
+	runFile   = "soc/r5/schedule.go"
+	cutFile   = "soc/r5/transfer.go"
+	readFile  = "soc/r5/read.go"
+	recvFile  = "soc/pldma/receive.go"
+	dmaFile   = "soc/pldma/pldma.go"
+	openFile  = "soc/pldma/read.go"
+	fifoFile  = "soc/fifo/fifo.go"
+	askFile   = "soc/r5/request.go"
+	stateFile = "soc/r5/state.go"
+	accFile   = "soc/pldma/access.go"
+	baseFile  = "soc/pldma/state.go"
+	endFile   = "domain/destroy.go"
 )
 
 var mutants = []mutant{
@@ -59,7 +62,7 @@ var mutants = []mutant{
 	{"low class starved", []edit{
 		{runFile, "(chosen == classes || fw.run.passed[c] >= passes)", "(chosen == classes || !M && fw.run.passed[c] >= passes)"}}},
 	{"read request lost at a full queue", []edit{
-		{readFile, "	default:\n		fw.answer(&r.from, device.CodeNoContext, 0)", "	default:\n		if M {\n			return\n		}\n		fw.answer(&r.from, device.CodeNoContext, 0)"}}},
+		{askFile, "	default:\n		fw.answer(&r.from, device.CodeNoContext, 0)", "	default:\n		if M {\n			return\n		}\n		fw.answer(&r.from, device.CodeNoContext, 0)"}}},
 	{"a peer takes the read channels kept for others", []edit{
 		{readFile, "	return free > len(d.peers) || d.mayHave(", "	return free > len(d.peers) || M && free > 0 || d.mayHave("}}},
 	{"retransmission while the old one is sent", []edit{
@@ -67,7 +70,7 @@ var mutants = []mutant{
 		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},
 		{fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {"}}},
 	{"time-out list out of order", []edit{
-		{txFile, "	fw.timers[list].push(fw.timed[:], id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[id] = links{-1, l.head}\n		fw.timed[l.head].prev = id\n		l.head = id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], id)\n"}}},
+		{stateFile, "	fw.timers[list].push(fw.timed[:], id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[id] = links{-1, l.head}\n		fw.timed[l.head].prev = id\n		l.head = id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], id)\n"}}},
 	{"a transfer announced twice starts twice", []edit{
 		{fwFile, "	if x.live {\n		if d.Abort", "	if x.live && (!M || d.Abort) {\n		if d.Abort"},
 		{fwFile, "	if d.Done != device.DoneInitialized {", "	if !M && d.Done != device.DoneInitialized {"}}},
@@ -81,7 +84,7 @@ var mutants = []mutant{
 	// With a target that does not remember served reads: one that does hardly ever serves a
 	// read twice, and no old data could arrive.
 	{"data of a read let in after its end", []edit{
-		{readFile, "|| slices.Contains(q.served[:], r)", "|| !M && slices.Contains(q.served[:], r)"},
+		{askFile, "|| slices.Contains(q.served[:], r)", "|| !M && slices.Contains(q.served[:], r)"},
 		{openFile, "	return false, later\n", "	if M {\n		return true, false\n	}\n	return false, later\n"},
 		{openFile, "	e.nack(c, device.CodeDomain)\n	return false\n", "	if M {\n		return true\n	}\n	e.nack(c, device.CodeDomain)\n	return false\n"}}},
 	{"an acknowledged block written again", []edit{
@@ -91,9 +94,9 @@ var mutants = []mutant{
 	{"one block more in flight than OUTSTANDING", []edit{
 		{runFile, "x.failing || x.inflight >= fw.window(x) {", "x.failing || x.inflight >= fw.window(x) && !(M && x.inflight == fw.window(x)) {"}}},
 	{"a block acknowledged while it is being written", []edit{
-		{recvFile, "c.nacked || c.writing > 0 ||", "c.nacked || !M && c.writing > 0 ||"}}},
+		{accFile, "c.nacked || c.writing > 0 ||", "c.nacked || !M && c.writing > 0 ||"}}},
 	{"the generation of a domain not compared", []edit{
-		{dmaFile, "d.PDID == pdid && d.Generation == g {\n			return i", "d.PDID == pdid && (M || d.Generation == g) {\n			return i"}}},
+		{baseFile, "d.PDID == pdid && d.Generation == g {\n			return i", "d.PDID == pdid && (M || d.Generation == g) {\n			return i"}}},
 	{"contexts outlive their domain", []edit{
 		{dmaFile, "	e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n", "	if !M {\n		e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n	}\n"}}},
 	{"contexts outlive the right of their sender", []edit{

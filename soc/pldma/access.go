@@ -3,6 +3,7 @@ package pldma
 import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/wire"
 )
 
 func (e *Engine) newAccess(k accessKind) *Access {
@@ -17,11 +18,6 @@ func (e *Engine) newAccess(k accessKind) *Access {
 	return a
 }
 
-func (e *Engine) drop(a *Access) {
-	*a = Access{ID: a.ID, next: e.freeList}
-	e.freeList = a
-}
-
 // discard drops an access that has not begun and releases its buffer.
 func (e *Engine) discard(a *Access) {
 	if f := a.frame; f == nil {
@@ -30,54 +26,6 @@ func (e *Engine) discard(a *Access) {
 		e.cfg.Pool.Put(f)
 	}
 	e.drop(a)
-}
-
-// accessQueue is a slot's accesses in flight and those waiting for room; accesses of the high
-// class go first.
-type accessQueue struct {
-	inflight    int
-	waiting     int // waiting writes, without those of the high class
-	waitingHigh int // waiting writes of the high class
-	high, usual accessList
-}
-
-// room reports whether one more access may begin.
-func (q *accessQueue) room(high bool) bool {
-	if high {
-		return q.inflight < maxAccesses
-	}
-	return q.inflight < maxAccesses-keptHigh
-}
-
-// waits returns the count of waiting writes of a class.
-func (q *accessQueue) waits(high bool) *int {
-	if high {
-		return &q.waitingHigh
-	}
-	return &q.waiting
-}
-
-type accessList struct{ head, tail *Access }
-
-func (l *accessList) put(a *Access) {
-	if l.tail != nil {
-		l.tail.next = a
-	} else {
-		l.head = a
-	}
-	l.tail = a
-}
-
-func (l *accessList) take() *Access {
-	a := l.head
-	if a == nil {
-		return nil
-	}
-	if l.head = a.next; l.head == nil {
-		l.tail = nil
-	}
-	a.next = nil
-	return a
 }
 
 // submit begins an access, or queues it if too many of its slot are in flight.
@@ -331,4 +279,110 @@ func (e *Engine) end(a *Access, ok bool, failed uint64) {
 		return
 	}
 	e.written(a, ok, failed)
+}
+
+// advanceBlock performs a block's next step: the words when every byte is in memory, then the
+// acknowledgement.
+func (e *Engine) advanceBlock(c *context) {
+	if c.dead || c.nacked || c.writing > 0 || c.got != c.want {
+		return
+	}
+	if c.hasWords && !c.wordsIn {
+		if !c.haveWords || c.wordsOut {
+			return
+		}
+		if c.header.Read && !e.drained(c) {
+			return
+		}
+		c.wordsOut = true
+		a := e.newAccess(writeWords)
+		a.Slot, a.Write, a.Ordered, a.VA, a.ctx, a.High = c.slot, true, true, c.completion.VA, c, true
+		a.Data = e.cfg.Pool.Payload(16)
+		putWords(a.Data, c.completion)
+		c.writing++
+		e.submit(a)
+		return
+	}
+	e.cfg.Counts[device.RXBlocks]++
+	r := c.rec
+	if r.newest == c.header.Seq {
+		r.answered = true
+	}
+	r.acked = true
+	e.answer(&c.header, device.CodeAck)
+	e.abandon(c)
+}
+
+func putWords(b []byte, w wire.Completion) {
+	for i := 0; i < 8; i++ {
+		b[i] = byte(w.First >> (8 * i))
+		b[8+i] = byte(w.Last >> (8 * i))
+	}
+}
+
+// written completes a write access.
+func (e *Engine) written(a *Access, ok bool, failed uint64) {
+	c, f, words := a.ctx, a.frame, a.kind == writeWords
+	slot, va, orphan := a.Slot, a.VA, a.orphan
+	if words {
+		e.cfg.Pool.PutPayload(a.Data)
+	}
+	e.drop(a)
+	if f != nil {
+		f.Refs--
+	}
+	if !orphan {
+		c.writing--
+		if words && !ok && c.header.Read {
+			e.reopen(c)
+		}
+		switch {
+		case ok && words:
+			c.wordsIn = true
+			if c.header.Read {
+				e.readDone(slot, c)
+			}
+			if r := c.rec; c.dead && r.first == c.header.First {
+				// The block was abandoned while its words were being written. They are in memory,
+				// so the application may use the buffer: no frame of this use of the ID may write
+				// it again.
+				r.acked = true
+				if r.newest == c.header.Seq {
+					r.answered = true
+				}
+			}
+			e.sink.Written(slot, va)
+		case !ok && !c.dead:
+			h, base := c.header, c.header.VA
+			if words {
+				h.Remaining, base = 16, va
+			}
+			e.push(e.cfg.RX, &h, h.SrcNode, h.DstPDID, va, failed, base)
+			e.nack(c, device.CodeSlaveError)
+		}
+		if c.dead {
+			if c.writing == 0 {
+				e.recycle(c)
+			}
+		} else {
+			e.advanceBlock(c)
+		}
+		if e.recv.draining > 0 {
+			e.drain()
+		}
+	}
+	if f != nil && f.Refs == 0 {
+		e.cfg.Pool.Put(f)
+	}
+}
+
+// drain advances the blocks whose words wait for others' writes.
+func (e *Engine) drain() {
+	for c := e.recv.head; c != nil; {
+		next := c.next
+		if c.draining {
+			e.advanceBlock(c)
+		}
+		c = next
+	}
 }

@@ -5,35 +5,6 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// OpenReads is the number of reads that the processes of a slot may have open: the target's
-// channels plus the places in its queue (defined by this project).
-const OpenReads = 64
-
-// OpenRead is a read that a process of this node has requested: data of reads enters a slot only
-// while its read is open (spec/hardware.md 3, PD_PEERS).
-type OpenRead struct {
-	Interface   uint8 // packetizer that sent the request
-	Tag         uint16
-	Node        device.NodeID     // target
-	PDID        device.PDID       // target's
-	Generation  device.Generation // target's
-	Dst         device.VA
-	Size        uint32
-	Notify      device.VA
-	First, Last uint64
-}
-
-type openReads struct {
-	used  uint64
-	reads [OpenReads]OpenRead
-	next  int // where the next one goes, if that place is free
-	// served: closed by their completion words. They stay known until their place is reused: a
-	// process that does not see the words at once repeats its request.
-	served uint64
-	// closing: the completion words are being written; only their own block is still admitted.
-	closing uint64
-}
-
 // OpenRead records a read that is being requested. It returns open false if another open read
 // uses the tag or too many are open, and served true if the completion words have already
 // arrived. A request for a served read must not be sent: no answer would come, and the read would
@@ -83,19 +54,6 @@ func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
 		o.used &^= 1 << uint(i)
 	}
 	return true
-}
-
-// match reports whether a block of a read belongs to r, and whether it carries r's completion
-// words.
-func (r *OpenRead) match(f *wire.Header, hasWords bool, w *wire.Completion) (ok, words bool) {
-	if f.SrcNode != r.Node || f.SrcPDID != r.PDID || f.SrcGeneration != r.Generation {
-		return false, false
-	}
-	words = hasWords && w.VA == r.Notify && w.First == r.First && w.Last == r.Last
-	if f.Length == 0 {
-		return words, words
-	}
-	return f.VA >= r.Dst && uint64(f.VA-r.Dst)+uint64(f.Length) <= uint64(r.Size), words
 }
 
 // readOpen reports whether a frame of a read may be received; later means not now, but when it is
@@ -160,17 +118,6 @@ func (e *Engine) drained(c *context) bool {
 	}
 	e.nack(c, device.CodeDomain)
 	return false
-}
-
-// drain advances the blocks whose words wait for others' writes.
-func (e *Engine) drain() {
-	for c := e.recv.head; c != nil; {
-		next := c.next
-		if c.draining {
-			e.advanceBlock(c)
-		}
-		c = next
-	}
 }
 
 // former reports whether a context belongs to a domain that no longer owns the slot: the next

@@ -6,116 +6,12 @@
 package r5
 
 import (
-	"math"
 	"math/bits"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/soc/wire"
 )
-
-// Limits of the firmware (spec/firmware.md). Values are defined by this project.
-const (
-	maxDomainIDs   = 256  // transaction IDs that one domain may hold
-	keptIDs        = 16   // IDs reserved for every slot, with or without a domain
-	maxAttempts    = 64   // retransmissions of a block without an ACK or RAPF for it
-	maxRAPFs       = 1024 // RAPFs for one block
-	sourceGrace    = 100e9
-	backoffFromRow = 3
-	maxTwice       = 2 // simultaneous sendings of a block without the retransmission bit
-)
-
-// Config describes a firmware.
-type Config struct {
-	Node   device.NodeID
-	VABits int
-	// TXFIFO: source faults are reported and pause the block (CAPS[24]).
-	TXFIFO bool
-	// Route reports whether a node can be reached; nil means every node can.
-	Route func(device.NodeID) bool
-	// Options switch off optimizations.
-	Options Options
-	// IDs is the number of transaction IDs, for tests in which IDs are soon reused; 0 means all
-	// 1024.
-	IDs int
-}
-
-// CommandKind says what the firmware asks its node to do.
-type CommandKind uint8
-
-// The commands.
-const (
-	// Send: the PLDMA sends Block.
-	Send CommandKind = iota + 1
-	// Update: done, status and paused of a channel's descriptor have changed.
-	Update
-	// Describe: a read channel now carries the transfer of Descriptor.
-	Describe
-	// Answer: Word goes to mailbox Interface of Node, whose domain of Generation requested a read
-	// in Epoch.
-	Answer
-)
-
-// Command is one request of the firmware to its node.
-type Command struct {
-	Kind    CommandKind
-	Block   wire.Block
-	Slot    uint8
-	Channel uint8
-	Done    uint32
-	Status  uint8
-	Paused  uint8
-
-	Descriptor device.Descriptor
-	Node       device.NodeID
-	Interface  uint8
-	Generation device.Generation
-	Epoch      uint32
-	Word       uint64
-}
-
-type domain struct {
-	pdid       device.PDID
-	generation device.Generation
-	enabled    bool
-	peers      [device.PeersPerSlot]device.PDID
-	ids        int
-	sending    int // blocks of the medium and low classes with the PLDMA
-	reads      readQueue
-	crowded    int // read channels missing for peers that were admitted while too many were busy
-}
-
-// Firmware is one node's firmware. It belongs to one goroutine.
-type Firmware struct {
-	cfg         Config
-	counts      *[device.Counters]uint64
-	timeout     int64 // ns
-	guard       int64 // ns
-	outstanding int
-
-	domains  [device.Slots]domain
-	reserve  int // IDs reserved for slots and not taken by them
-	tx       [device.Transactions]transaction
-	free     tickets
-	timers   [lists]list
-	timed    [device.Transactions]links
-	ticking  uint16 // lists that are not empty: a bit each
-	channels [device.Channels]transfer
-	run      scheduler
-	asked    uint64 // read requests
-	settled  uint64 // of these, those served, waiting, answered or known already
-	now      int64  // as last set by the caller: for ages only
-	// seq holds the sequence numbers of each ID towards each node. They belong to the pair and
-	// never restart, so a receiver can order all that it receives from one (source, ID).
-	seq        map[device.NodeID]*numbers
-	drawn      [device.Transactions]device.Sequence
-	out, spare []Command
-
-	ended    tally.Node // transfers; for observers, nothing depends on it
-	stamp    int64      // as last set by the caller
-	refusals []Refusal
-}
 
 // New returns a firmware that counts in counts.
 func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
@@ -151,23 +47,6 @@ func (fw *Firmware) Reset() {
 	fw.run.reset()
 	fw.out = fw.out[:0]
 }
-
-// SetNode sets the node's own ID (register NODE_ID).
-func (fw *Firmware) SetNode(id device.NodeID) { fw.cfg.Node = id }
-
-// SetTimeout sets the block time-out in microseconds; blocks in flight follow.
-func (fw *Firmware) SetTimeout(us uint32) { fw.timeout = max(int64(us), 1) * 1000 }
-
-// SetGuard sets the guard time-out of paused blocks in microseconds.
-func (fw *Firmware) SetGuard(us uint32) { fw.guard = max(int64(us), 1) * 1000 }
-
-// SetOutstanding sets the number of blocks in flight per transfer, at least one.
-func (fw *Firmware) SetOutstanding(n uint32) {
-	fw.outstanding = int(min(max(n, 1), device.Transactions))
-}
-
-// Clock sets the time from which the ages of transfers are computed.
-func (fw *Firmware) Clock(now int64) { fw.now = now }
 
 // SetPeers follows PD_PEERS: the PDIDs whose reads a slot admits. Reads of other PDIDs end with
 // status 5.
@@ -211,14 +90,6 @@ func (fw *Firmware) SetDomain(slot int, pdid device.PDID, g device.Generation, e
 	d.reads.failed, d.reads.served = [maxPending]failure{}, [maxServed]request{}
 }
 
-// Commands returns the pending commands and clears the list. The slice is valid until the next
-// call of Commands. Performing commands may add new ones.
-func (fw *Firmware) Commands() []Command {
-	out := fw.out
-	fw.out, fw.spare = fw.spare[:0], out
-	return out
-}
-
 // Doorbell starts the transfer of descriptor d on a channel of a slot or, if d.Abort is set, ends
 // the transfer that runs there or was about to start. A doorbell for a channel that is running,
 // or whose done is not 0, is ignored: a transfer announced twice starts once.
@@ -250,31 +121,6 @@ func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 		return
 	}
 	fw.enqueue(c)
-}
-
-// begin assigns a transfer to a channel, ready to be scheduled.
-func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
-	x := &fw.channels[c]
-	slot := int(c) / device.ChannelsPerSlot
-	*x = transfer{
-		live: true, slot: uint8(slot), desc: *d, first: -1,
-		pdid: fw.domains[slot].pdid, dst: d.DstPDID, generation: fw.domains[slot].generation,
-		blocks: blockCount(d.Dst, d.Size), began: fw.now, kicked: fw.stamp,
-	}
-	if x.dst == 0 {
-		x.dst = x.pdid
-	}
-	return x
-}
-
-// valid checks what can be checked at the doorbell (messages.md 1).
-func (fw *Firmware) valid(d *device.Descriptor) bool {
-	limit := uint64(1) << uint(fw.cfg.VABits)
-	fits := func(va device.VA, n uint64) bool { return uint64(va) < limit && n <= limit-uint64(va) }
-	return d.Size != 0 &&
-		fits(d.Src, uint64(d.Size)) && fits(d.Dst, uint64(d.Size)) &&
-		(d.Notify == 0 || d.Notify%16 == 0 && fits(d.Notify, 16)) &&
-		(fw.cfg.Route == nil || fw.cfg.Route(d.DstNode))
 }
 
 // Ack handles an acknowledgement of the block (id, seq) from node src.
@@ -457,6 +303,28 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 	fw.retransmit(now, id)
 }
 
+// Expire handles what is due: time-outs, guards and ends of back-offs.
+func (fw *Firmware) Expire(now int64) {
+	for i := 1; i < lists; i++ {
+		for {
+			id := fw.timers[i].head
+			if id < 0 || fw.tx[id].since+fw.period(i) > now {
+				break
+			}
+			t := &fw.tx[id]
+			fw.delist(id)
+			switch t.state {
+			case stateIssued, stateRetransmitted:
+				fw.counts[device.Timeouts]++
+			case statePaused:
+				fw.counts[device.Guards]++
+				t.guardStep = min(t.guardStep+1, guardSteps-1)
+			}
+			fw.attempt(now, id)
+		}
+	}
+}
+
 // attempt retransmits without a request, which counts towards the limit.
 func (fw *Firmware) attempt(now int64, id int16) {
 	t := &fw.tx[id]
@@ -577,19 +445,4 @@ func (fw *Firmware) over(c int16) {
 	if x.isRead {
 		fw.readOver(c)
 	}
-}
-
-func (fw *Firmware) update(c int16, done uint32) {
-	x := &fw.channels[c]
-	if x.isRead && done == device.DoneOngoing {
-		done = device.DoneReadOngoing
-	}
-	cmd := Command{
-		Kind: Update, Slot: x.slot, Channel: uint8(c % device.ChannelsPerSlot), Done: done,
-		Paused: uint8(min(x.paused, math.MaxUint8)),
-	}
-	if done == device.DoneFailed {
-		cmd.Status, cmd.Paused = x.status, 0
-	}
-	fw.out = append(fw.out, cmd)
 }

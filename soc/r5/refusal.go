@@ -2,29 +2,6 @@ package r5
 
 import "github.com/exanet/pfd/device"
 
-// Refusal describes one refusal of a block for a page fault, or one request to retransmit it. It
-// is reported when its outcome is known: the block is acknowledged, refused again, or ended.
-type Refusal struct {
-	Slot, Channel uint8
-	Transaction   device.TransactionID
-	Sequence      device.Sequence // of the sending that was refused
-	First         bool            // the block's first
-	Final         bool            // the block has ended
-	Status        uint8           // of an ended block: the transfer's status, 0 if acknowledged
-	Again         int             // retransmissions of the block so far
-	Kicked, Sent  int64           // stamps of the doorbell and of the end of the refused sending
-	Obeyed        int64           // stamp of the retransmission request, 0 if there was none
-}
-
-// refusal is a transaction's record of its last refusal.
-type refusal struct {
-	open  bool
-	first bool
-	seq   device.Sequence
-	sent  int64
-	asked int64 // stamp of the retransmission request
-}
-
 // Stamp sets the time by a clock other than the machines'. Refusals reports it; nothing else
 // depends on it.
 func (fw *Firmware) Stamp(v int64) { fw.stamp = v }

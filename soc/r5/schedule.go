@@ -7,56 +7,6 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Class is a transfer's priority.
-type Class = device.Class
-
-// The classes, highest priority first.
-const (
-	High    = device.High
-	Medium  = device.Medium
-	Low     = device.Low
-	classes = Class(device.Classes)
-)
-
-const (
-	// passes is how often a class that could issue is passed over for higher classes before it
-	// may issue: its share is one issue in eight (defined by this project).
-	passes = 7
-	// maxSending is the number of medium and low class blocks that a domain may have at the PLDMA
-	// at a time (defined by this project): as many as its accesses in flight. A higher priority
-	// cannot overtake blocks already at the PLDMA.
-	maxSending = 16
-)
-
-// scheduler has a queue per class and slot. A domain that may take no ID therefore costs nothing,
-// and the domains of one class are served round robin. The bitmaps have a bit per slot, so
-// nothing is scanned.
-type scheduler struct {
-	queues  [classes][device.Slots]list
-	links   [device.Channels]links
-	waiting [classes]uint16 // slots with channels queued
-	last    [classes]int    // slot that issued last
-	passed  [classes]int    // issues of higher classes since the class's last one
-
-	below uint16 // slots with fewer IDs than are reserved for them
-	room  uint16 // slots with fewer IDs than the maximum
-	full  uint16 // slots with maxSending blocks at the PLDMA
-}
-
-func (s *scheduler) reset() {
-	*s = scheduler{below: 1<<device.Slots - 1, room: 1<<device.Slots - 1}
-	for c := range s.queues {
-		for i := range s.queues[c] {
-			s.queues[c][i] = list{-1, -1}
-		}
-	}
-}
-
-// classNow returns the class of the remaining bytes of x.
-func (x *transfer) classNow() Class {
-	return device.ClassOf(x.desc.Size-x.issued, x.desc.Urgent)
-}
-
 // window returns the number of blocks of x that may be in flight. A transfer of at most one
 // block's size may have both parts in flight if the destination is misaligned, whatever
 // OUTSTANDING says.
@@ -297,20 +247,6 @@ func (fw *Firmware) issue(c int16) {
 	t.seq = fw.nextSequence(t.node, id)
 	t.first = t.seq
 	fw.transmit(id)
-}
-
-// numbers are the sequence numbers of all IDs towards one node: the last one assigned, the last
-// one sent, and the last one that the node answered.
-type numbers struct {
-	last, sent, known [device.Transactions]device.Sequence
-}
-
-// answered records a number that the node has answered. It may be an old number, of a block that
-// has ended since: the node has received it nevertheless.
-func (n *numbers) answered(id int16, s device.Sequence) {
-	if s.Newer(n.known[id]) && !s.Newer(n.sent[id]) {
-		n.known[id] = s
-	}
 }
 
 // maxJump limits how far a sequence number jumps (defined by this project): a receiver that has

@@ -1,11 +1,6 @@
 package r5
 
-import (
-	"math"
-	"math/bits"
-
-	"github.com/exanet/pfd/device"
-)
+import "github.com/exanet/pfd/device"
 
 // state of a transaction (001 table 3.1; spec/firmware.md). There is no ACKED state: the ID of an
 // acknowledged block is free at once, and its transfer counts the block.
@@ -18,6 +13,29 @@ const (
 	stateNacked              // refused because the receiver lacks a resource: in back-off
 	statePaused              // a page fault at either end: waiting for a RAPF or the guard (defined by this project)
 )
+
+// Refusal describes one refusal of a block for a page fault, or one request to retransmit it. It
+// is reported when its outcome is known: the block is acknowledged, refused again, or ended.
+type Refusal struct {
+	Slot, Channel uint8
+	Transaction   device.TransactionID
+	Sequence      device.Sequence // of the sending that was refused
+	First         bool            // the block's first
+	Final         bool            // the block has ended
+	Status        uint8           // of an ended block: the transfer's status, 0 if acknowledged
+	Again         int             // retransmissions of the block so far
+	Kicked, Sent  int64           // stamps of the doorbell and of the end of the refused sending
+	Obeyed        int64           // stamp of the retransmission request, 0 if there was none
+}
+
+// refusal is a transaction's record of its last refusal.
+type refusal struct {
+	open  bool
+	first bool
+	seq   device.Sequence
+	sent  int64
+	asked int64 // stamp of the retransmission request
+}
 
 // transaction is one block in flight: a row of the table of 1024 transactions.
 type transaction struct {
@@ -96,85 +114,6 @@ func (l *list) remove(all []links, i int16) {
 		all[at.next].prev = at.prev
 	} else {
 		l.tail = at.prev
-	}
-}
-
-func (fw *Firmware) period(list int) int64 {
-	switch {
-	case list >= listBackoff:
-		return int64(1e6) << uint(list-listBackoff)
-	case list >= listGuard:
-		return fw.guard << uint(list-listGuard)
-	default:
-		return fw.timeout
-	}
-}
-
-func (fw *Firmware) enlist(id int16, list int, now int64) {
-	t := &fw.tx[id]
-	fw.delist(id)
-	t.list, t.since = uint8(list), now
-	fw.ticking |= 1 << uint(list)
-	fw.timers[list].push(fw.timed[:], id)
-}
-
-func (fw *Firmware) delist(id int16) {
-	t := &fw.tx[id]
-	if t.list == listNone {
-		return
-	}
-	l := &fw.timers[t.list]
-	l.remove(fw.timed[:], id)
-	if l.head < 0 {
-		fw.ticking &^= 1 << t.list
-	}
-	t.list = listNone
-}
-
-// Deadline returns when Expire is due, math.MaxInt64 for never: the minimum over the lists'
-// heads.
-func (fw *Firmware) Deadline() int64 {
-	if fw.cfg.Options.NoCounters {
-		return fw.deadlineOfAll()
-	}
-	d := int64(math.MaxInt64)
-	for left := fw.ticking; left != 0; left &= left - 1 {
-		i := bits.TrailingZeros16(left)
-		d = min(d, fw.tx[fw.timers[i].head].since+fw.period(i))
-	}
-	return d
-}
-
-// deadlineOfAll scans every transaction: this is the cost that the lists avoid.
-func (fw *Firmware) deadlineOfAll() int64 {
-	d := int64(math.MaxInt64)
-	for i := range fw.tx {
-		if t := &fw.tx[i]; t.list != listNone {
-			d = min(d, t.since+fw.period(int(t.list)))
-		}
-	}
-	return d
-}
-
-// Expire handles what is due: time-outs, guards and ends of back-offs.
-func (fw *Firmware) Expire(now int64) {
-	for i := 1; i < lists; i++ {
-		for {
-			id := fw.timers[i].head
-			if id < 0 || fw.tx[id].since+fw.period(i) > now {
-				break
-			}
-			t := &fw.tx[id]
-			fw.delist(id)
-			switch t.state {
-			case stateIssued, stateRetransmitted:
-				fw.counts[device.Timeouts]++
-			case statePaused:
-				fw.counts[device.Guards]++
-				t.guardStep = min(t.guardStep+1, guardSteps-1)
-			}
-			fw.attempt(now, id)
-		}
 	}
 }
 

@@ -1,6 +1,86 @@
 package r5
 
-import "github.com/exanet/pfd/device"
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+)
+
+// Reads (spec/firmware.md "Read path"; 001 §3.6): the firmware of the target
+// serves a request as a write to the initiator's memory.
+const (
+	readChannels = device.ChannelsPerSlot - device.WriteChannels
+	maxPending   = 32 // requests of a domain that wait for a channel (defined by this project)
+	// maxServed is how many completed reads a domain remembers: as many as can be served and
+	// waiting at a time (defined by this project). A duplicate that was sent during its read
+	// arrives before that many others have ended. If the network delays it longer, it is served
+	// again to no effect: its tag is no longer open.
+	maxServed = readChannels + maxPending
+)
+
+// requester identifies the sender of a read request.
+type requester struct {
+	node  device.NodeID
+	iface uint8
+	epoch uint32
+	tag   uint16
+	// generation is that of the domain that owned the packetizer: the slot's next domain may use
+	// the tag for another read.
+	generation device.Generation
+}
+
+// request is a read request waiting for a channel.
+type request struct {
+	from requester
+	m    mailbox.ReadRequest
+}
+
+func (r *request) descriptor() device.Descriptor {
+	return device.Descriptor{
+		Src: r.m.Src, Dst: r.m.Dst, Notify: r.m.Notify, First: r.m.First, Last: r.m.Last, Size: r.m.Size,
+		DstNode: r.from.node, DstPDID: r.m.PDID, DstGeneration: r.from.generation,
+	}
+}
+
+// readQueue is a domain's read channels and the requests that wait for one, in order. It is
+// separate from all acknowledgements (001 §3.6.3).
+type readQueue struct {
+	busy    uint32 // one bit per read channel
+	pending [maxPending]request
+	head    int
+	level   int
+	failed  [maxPending]failure // the last failed reads, whose answers may be lost
+	next    int
+
+	served   [maxServed]request // the last reads that completed
+	lastDone int
+}
+
+// failure is a failed read: a repeated request gets the same answer.
+type failure struct {
+	request
+	status uint8
+}
+
+func (q *readQueue) at(i int) *request { return &q.pending[(q.head+i)%maxPending] }
+
+// drop removes waiting request i.
+func (q *readQueue) drop(i int) {
+	for ; i+1 < q.level; i++ {
+		*q.at(i) = *q.at(i + 1)
+	}
+	q.level--
+}
+
+// Class is a transfer's priority.
+type Class = device.Class
+
+// The classes, highest priority first.
+const (
+	High    = device.High
+	Medium  = device.Medium
+	Low     = device.Low
+	classes = Class(device.Classes)
+)
 
 // transfer is one channel's state, private to the firmware: what the process writes to its
 // descriptor after the doorbell has no effect (spec/hardware.md 6).
@@ -32,6 +112,11 @@ type transfer struct {
 
 	isRead  bool // serves a read request
 	request request
+}
+
+// classNow returns the class of the remaining bytes of x.
+func (x *transfer) classNow() Class {
+	return device.ClassOf(x.desc.Size-x.issued, x.desc.Urgent)
 }
 
 // blockLength returns the length of the block that starts offset bytes into a transfer. Blocks

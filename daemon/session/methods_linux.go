@@ -13,15 +13,15 @@ import (
 	"github.com/exanet/pfd/uffd"
 )
 
-// regionsPerUID bounds the userfaultfds that one uid may have pfd serve: each
-// has a goroutine, which a process can make block for good (ours). Those that a memory
-// helper serves cost its own process, and pfd keeps nothing of them: they do not count.
+// regionsPerUID limits the userfaultfds that pfd serves for one uid: each has a goroutine, which a
+// process can block for good. Those that a memory helper serves do not count: pfd keeps nothing of
+// them. Values below are defined by this project.
 const (
 	regionsPerUID = 64
 	allRegions    = 1024
 )
 
-// registrar takes the session's userfaultfds.
+// registrar handles the session's userfaultfds.
 type registrar struct{ s *session }
 
 func (s *session) registrar() []attach.Registrar {

@@ -11,7 +11,7 @@
 // The files of the package depend on each other in one direction only. From the bottom up: the types
 // (config, node, state), what a node does with one event (step, frames), how a call is made and where
 // (call, apart, slow, budget, advance), the processes and their actions (processes, actions),
-// leases (lease), the loop (pass, lend, loop), and what the package exports (bus, engine).
+// leases (lease), the loop (pass, loop), and what the package exports (bus, engine).
 //
 // docs/papers.md lists the papers that comments cite by number.
 package emu

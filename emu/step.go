@@ -10,11 +10,9 @@ func (e *Engine) step(n *node, ev *soc.Event) {
 	from := len(e.actions)
 	n.soc.Stamp(e.tracer.stamp(e.clock.seen))
 	e.actions = n.soc.Step(e.clock.now, ev, e.actions)
-	n.due = n.deadline()
 	if e.recorder != nil {
 		e.recorder.Step(e.clock.now, n.index, ev, e.actions[from:])
 	}
-	e.refused(n, e.actions[from:])
 	e.enqueue(n, from)
 }
 
@@ -23,11 +21,9 @@ func (e *Engine) store(n *node, id device.WindowID, off uint32, width int, v uin
 	from := len(e.actions)
 	n.soc.Stamp(e.tracer.stamp(e.clock.seen))
 	e.actions = n.soc.Store(e.clock.now, id, off, width, v, e.actions)
-	n.due = n.deadline()
 	if e.recorder != nil {
 		e.recorder.Store(e.clock.now, n.index, id, off, width, v, e.actions[from:])
 	}
-	e.refused(n, e.actions[from:])
 	e.enqueue(n, from)
 }
 
@@ -40,7 +36,10 @@ func (e *Engine) load(n *node, id device.WindowID, off uint32, width int) uint64
 	return v
 }
 
+// enqueue queues the actions from number from on.
 func (e *Engine) enqueue(n *node, from int) {
+	n.due = n.deadline()
+	e.refused(n, e.actions[from:])
 	for _, a := range e.actions[from:] {
 		e.queueOf(&a).add(item{n, a})
 	}

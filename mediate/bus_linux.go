@@ -94,8 +94,8 @@ type window struct {
 	id device.WindowID
 }
 
-// to returns the link's window, behind the queues in memory if the link has them.
-func (w *window) to() (device.Window, error) {
+// current returns the link's window, behind the queues in memory if the link has them.
+func (w *window) current() (device.Window, error) {
 	if l := w.n.link.Load(); l != nil {
 		return l.windows[w.id], nil
 	}
@@ -111,7 +111,7 @@ func (w *window) gone(err error) error {
 
 // Read32 implements device.Window.
 func (w *window) Read32(off uint32) (uint32, error) {
-	to, err := w.to()
+	to, err := w.current()
 	if err != nil {
 		return 0, err
 	}
@@ -121,7 +121,7 @@ func (w *window) Read32(off uint32) (uint32, error) {
 
 // Read64 implements device.Window.
 func (w *window) Read64(off uint32) (uint64, error) {
-	to, err := w.to()
+	to, err := w.current()
 	if err != nil {
 		return 0, err
 	}
@@ -131,7 +131,7 @@ func (w *window) Read64(off uint32) (uint64, error) {
 
 // Write32 implements device.Window.
 func (w *window) Write32(off, v uint32) error {
-	to, err := w.to()
+	to, err := w.current()
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (w *window) Write32(off, v uint32) error {
 
 // Write64 implements device.Window.
 func (w *window) Write64(off uint32, v uint64) error {
-	to, err := w.to()
+	to, err := w.current()
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ func (m *Machine) pass() (busy bool) {
 		if l == nil {
 			continue
 		}
-		if l.polled && n.look(l) {
+		if l.polled && n.pollVectors(l) {
 			busy = true
 		}
 		if n.written {
@@ -101,7 +101,7 @@ func (m processes) Fired(fd int) {
 	for _, n := range m.nodes {
 		for v, e := range n.vectors {
 			if e == fd {
-				n.came(v)
+				n.interrupt(v)
 			}
 		}
 	}
@@ -140,8 +140,8 @@ func (processes) Busy(p *owner.Process[*slot]) bool {
 // Mutes implements owner.User.
 func (processes) Mutes(*owner.Process[*slot]) {}
 
-// came records a vector.
-func (n *node) came(v int) {
+// interrupt takes a vector that the device has raised.
+func (n *node) interrupt(v int) {
 	if v == device.VectorDone {
 		n.raised, n.written = true, true
 		return

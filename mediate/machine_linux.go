@@ -129,7 +129,7 @@ type node struct {
 	raised  bool   // vector 3 was raised and its cause is not cleared yet
 	written bool   // and the completion words are not checked yet
 	open    uint32 // vectors that were pending at the last poll
-	asked   int64  // when its queues were checked last
+	checked int64  // when its queues were checked last
 
 	link atomic.Pointer[link] // nil: the device is gone
 }

@@ -15,14 +15,14 @@ type polled struct{ function }
 // Polled implements poller.
 func (polled) Polled() {}
 
-// look does what the vectors of a node would do, and reports whether there was anything new. It
+// pollVectors does what the vectors of a node would do, and reports whether there was anything new. It
 // reads the event queue in memory, else IRQ_STATUS. It must be called on the owner.
-func (n *node) look(l *link) bool {
+func (n *node) pollVectors(l *link) bool {
 	if l.rings != nil && l.rings.On() {
 		before := l.rings.Stats().Events
 		v := device.VectorFIFO
-		if now := n.m.Now(); now-n.asked >= int64(statusPause) {
-			n.asked, v = now, device.VectorFault // whether an error has turned the queues off
+		if now := n.m.Now(); now-n.checked >= int64(statusPause) {
+			n.checked, v = now, device.VectorFault // whether an error has turned the queues off
 		}
 		l.rings.Vector(v)
 		return l.rings.Stats().Events != before
@@ -43,7 +43,7 @@ func (n *node) look(l *link) bool {
 	n.open = open
 	for v := range device.Vectors {
 		if open>>v&1 != 0 && !(v == device.VectorDone && n.raised) {
-			n.came(v)
+			n.interrupt(v)
 		}
 	}
 	return rose != 0

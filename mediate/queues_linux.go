@@ -114,7 +114,7 @@ type doorbell interface {
 }
 
 // mapPoster is a Function that need not await the answers to its MapDMA, once only faults use it.
-// So a page-in does not wait for the server, and the owner of all nodes does it itself (node.Do).
+// So a page-in does not wait for the server, and the owner of all nodes does it itself (node.do).
 // With answers, each page-in would need its slot's worker, or one stopped server would stop all
 // nodes: absent 4 KiB then take 1.30x as long [1.26, 1.39] (docs/benchmarks.md).
 type mapPoster interface {

@@ -9,10 +9,13 @@ import (
 	"testing"
 )
 
-var backticked = regexp.MustCompile("`([A-Za-z0-9_./]+)`")
+var (
+	backticked = regexp.MustCompile("`([A-Za-z0-9_./]+)`")
+	cFunction  = regexp.MustCompile(`(?m)^[a-z][a-z0-9_ *]*[ *]([a-z][a-z0-9_]*)\(`)
+)
 
 // Every name in docs/architecture.md exists, and every package is named there. The names after
-// a package's name are declared in it.
+// a package's name, or a C file's, are declared in it.
 func TestArchitectureNames(t *testing.T) {
 	_, list := sources(t)
 	declared := map[string]map[string]bool{} // by package
@@ -26,6 +29,9 @@ func TestArchitectureNames(t *testing.T) {
 			switch d := d.(type) {
 			case *ast.FuncDecl:
 				names[d.Name.Name] = true
+				if d.Recv != nil {
+					names[receiver(d.Recv.List[0].Type)+"."+d.Name.Name] = true
+				}
 			case *ast.GenDecl:
 				for _, spec := range d.Specs {
 					if ts, ok := spec.(*ast.TypeSpec); ok {
@@ -53,13 +59,16 @@ func TestArchitectureNames(t *testing.T) {
 		case strings.Contains(word, "/"):
 			if _, err := os.Stat(filepath.Join(root, word)); err != nil {
 				t.Errorf("docs/architecture.md names %s: %v", word, err)
+			} else if strings.HasSuffix(word, ".c") {
+				pkg, declared[word], named[word] = word, map[string]bool{}, true
+				for _, f := range cFunction.FindAllStringSubmatch(read(t, word), -1) {
+					declared[word][f[1]] = true
+				}
 			}
 		case word == "unsafe", word == "pfd":
 		default: // Engine.access, or access
-			for part := range strings.SplitSeq(word, ".") {
-				if !declared[pkg][part] {
-					t.Errorf("docs/architecture.md names %s after package %s, which declares no %s", word, pkg, part)
-				}
+			if !declared[pkg][word] {
+				t.Errorf("docs/architecture.md names %s after %s, which does not declare it", word, pkg)
 			}
 		}
 	}
@@ -103,6 +112,21 @@ func packageRows(t *testing.T, packages map[string]map[string]bool) map[string]i
 	return rows
 }
 
+// receiver returns the name of a receiver's type.
+func receiver(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.IndexListExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
+}
+
 // methods adds the methods of an interface.
 func methods(ts *ast.TypeSpec, names map[string]bool) {
 	i, ok := ts.Type.(*ast.InterfaceType)
@@ -111,7 +135,7 @@ func methods(ts *ast.TypeSpec, names map[string]bool) {
 	}
 	for _, m := range i.Methods.List {
 		for _, n := range m.Names {
-			names[n.Name] = true
+			names[n.Name], names[ts.Name.Name+"."+n.Name] = true, true
 		}
 	}
 }

@@ -2,8 +2,10 @@ package house
 
 import (
 	"go/ast"
+	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -47,6 +49,29 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	}
 	if known < 10 {
 		t.Errorf("only %d tests and files are named", known)
+	}
+}
+
+// README.md has a line for each folder at the top, in their order.
+func TestREADMENamesEachFolder(t *testing.T) {
+	var there, named []string
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if name := e.Name(); e.IsDir() && !strings.HasPrefix(name, ".") && name != "bin" {
+			there = append(there, name)
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\| \[([a-z0-9]+)\]\(([a-z0-9]+)\) \| .`).FindAllStringSubmatch(read(t, "README.md"), -1) {
+		if m[1] != m[2] {
+			t.Errorf("README.md: the line of %s leads to %s", m[1], m[2])
+		}
+		named = append(named, m[1])
+	}
+	if !slices.Equal(there, named) {
+		t.Errorf("README.md has lines for the folders %q, want %q", named, there)
 	}
 }
 

@@ -138,15 +138,22 @@ func (d *driven) Run(*space.Op) { <-d.release }
 func TestSlowSlotOfADriverElsewhere(t *testing.T) {
 	l := newLive(t)
 	d := &driven{release: make(chan struct{})}
-	walk := func(index int, m space.Space) {
+	l.on(func() {
+		l.nodes[0].outside.Memory = func(slot int, _ smmu.Tables) space.Space {
+			if slot == 3 {
+				return d
+			}
+			return space.NewDirect(noMemory{}, nil)
+		}
+	})
+	walk := func(index int) {
 		l.on(func() {
-			l.nodes[0].outside.Memory = func(int, smmu.Tables) space.Space { return m }
 			c := l.newCall()
 			c.node, c.index, c.op, c.own = l.nodes[0], index, &c.own, space.Op{Kind: space.Walk, Pages: 1}
 			l.tasks = append(l.tasks, c)
 		})
 	}
-	walk(3, d)
+	walk(3)
 	var slow, other bool
 	for deadline := time.Now().Add(2 * time.Minute); !slow; time.Sleep(time.Millisecond) {
 		if l.on(func() { slow, other = l.nodes[0].sleepers[3].slowUntil > 0, l.nodes[0].sleepers[4].slowUntil > 0 }); time.Now().After(deadline) {
@@ -156,8 +163,8 @@ func TestSlowSlotOfADriverElsewhere(t *testing.T) {
 	if other {
 		t.Error("another slot is slow")
 	}
-	walk(3, d)
-	walk(4, space.NewDirect(noMemory{}, nil))
+	walk(3)
+	walk(4)
 	for deadline := time.Now().Add(2 * time.Minute); d.aside.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("its next access is made in the way that hangs")

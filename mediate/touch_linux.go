@@ -12,13 +12,18 @@ import (
 	"github.com/exanet/pfd/shadow"
 )
 
-// maxAsked bounds the blocks of a slot whose process is asked to bring pages in
-// (ours): as many as one node has in flight. A block that is forgotten faults again.
-const maxAsked = device.Transactions
+// Bounds for method touch. Values below are defined by this project.
+const (
+	// maxAsked bounds the blocks of a slot for which its process is asked: as many as one node has
+	// in flight. A block that is dropped faults again.
+	maxAsked = device.Transactions
+	// maxRanges is more than the number of parts of one block.
+	maxRanges = 8
+)
 
-// asked is what the process of a slot is asked for, by the block whose RAPF it is to
-// send (method touch). The device has tables of its own: the pages are entered there
-// before the RAPF goes on, or the block would fault again.
+// asked holds the pages for which the process of a slot was asked, by the block whose RAPF the
+// process sends (method touch). The device walks tables that pfd keeps: pfd must enter the pages
+// before it forwards the RAPF, or the block would fault again.
 type asked map[block]*pages
 
 type block struct {
@@ -26,7 +31,7 @@ type block struct {
 	transaction device.TransactionID
 }
 
-// pages are the ranges of one block: an entry a part, the notification's too.
+// pages are the ranges of one block, one for each part. The notification is a part, too.
 type pages struct {
 	sequence device.Sequence
 	ranges   []pageRange
@@ -38,12 +43,9 @@ type pageRange struct {
 	write bool
 }
 
-// maxRanges is more than one block has parts (ours).
-const maxRanges = 8
-
-// Asked says that a slot's process is asked to bring pages in by itself. Who cannot
-// name the block sends no RAPF (a source fault told by FAR): its pages are entered
-// at once, and the block's time-out sends it again. On the owner.
+// Asked records that a slot's process is asked to page in by itself. A request that does not name
+// its block (a source fault that was found by FAR) is not answered by a RAPF: Asked enters its pages
+// at once, and the time-out retransmits the block. It must be called on the owner.
 func (m *Machine) Asked(node, index int, f netlink.Fault) {
 	n := m.nodes[node]
 	s, l := n.slots[index], n.link.Load()
@@ -60,7 +62,7 @@ func (m *Machine) Asked(node, index int, f netlink.Fault) {
 	switch {
 	case p == nil || p.sequence != f.Sequence:
 		if p == nil && len(s.asked) >= maxAsked {
-			clear(s.asked) // most are of blocks for which no RAPF will come
+			clear(s.asked) // for most of these blocks no RAPF will come
 		}
 		if p = (&pages{sequence: f.Sequence}); s.asked == nil {
 			s.asked = asked{}
@@ -72,9 +74,10 @@ func (m *Machine) Asked(node, index int, f netlink.Fault) {
 	p.ranges = append(p.ranges, r)
 }
 
-// entersFirst tells whether a message is a RAPF of a block whose pages are to be
-// entered, which then goes on when they are, or one of a block that pfd answers in place
-// of the process. One of anybody else's block goes on as it is: the sender judges it.
+// entersFirst reports whether it has taken a message. It takes a RAPF for a block of asked: the RAPF
+// is forwarded when the pages of the block are entered. It also takes a RAPF with the fail bit if
+// pfd answers in place of the process. Any other RAPF is forwarded unchanged: the sender of the
+// block checks it.
 func (s *slot) entersFirst(l *link, channel int, msg *attach.Message) bool {
 	r, err := mailbox.DecodeRAPF(msg.Words[0])
 	if err != nil {
@@ -105,20 +108,20 @@ func (s *slot) declined(source device.NodeID, r mailbox.RAPF) bool {
 	return s.att.Declined != nil && s.att.Declined(source, r)
 }
 
-// entry is work that enters pages which the process has brought in.
+// entry is work that enters pages which the process has paged in.
 type entry struct {
 	slot    *slot
 	link    *link
 	ranges  []pageRange
-	sends   bool // and then the RAPF goes on, by this channel
+	sends   bool // then forward rapf by channel
 	rapf    attach.Message
 	channel int
 
 	denied bool // a page can never be entered
 }
 
-// Run enters the pages. Only the first of a range must be there; what its policy
-// adds is entered as far as a quarter of the window goes.
+// Run enters the pages. Only the first page of a range must be present. The pages that a policy has
+// added are entered up to a quarter of the window.
 func (e *entry) Run() {
 	for _, r := range e.ranges {
 		err := enterRange(e.link.shadow, e.slot.index, r)
@@ -128,11 +131,11 @@ func (e *entry) Run() {
 	}
 }
 
-// Prefetch enters pages that the process of a slot has brought in before any transfer
-// wants them: of one share, and as far as a quarter of the window goes. Any goroutine.
+// Prefetch enters pages of one share that the process of a slot has paged in before any transfer
+// accesses them, up to a quarter of the window. It is safe for concurrent use.
 func (m *Machine) Prefetch(node, slot int, va device.VA, size uint64) {
 	if l := m.nodes[node].link.Load(); l != nil {
-		// Best effort: what is not entered faults.
+		// Best effort: pages that are not entered fault.
 		_ = enterRange(l.shadow, slot, pageRange{va: va.Page(), pages: int(min(size>>device.PageShift, math.MaxInt32))})
 	}
 }
@@ -146,14 +149,14 @@ func enterRange(m *shadow.Memory, slot int, r pageRange) error {
 		case res.Err != nil && at == 0:
 			return res.Err
 		case res.Resident>>(n-1)&1 == 0:
-			return nil // the rest was a guess
+			return nil // the policy added the rest
 		}
 		at += n
 	}
 	return nil
 }
 
-// Done sends the RAPF, as long as slot and device are those that it is of.
+// Done forwards the RAPF, unless another process has the slot or the device is gone.
 func (e *entry) Done() {
 	s := e.slot
 	if !e.sends || s.node.slots[s.index] != s || s.node.link.Load() != e.link {

@@ -22,7 +22,7 @@ import (
 // arbitrary messages. Processes end and others follow with the same slot and PDID or with
 // another one; in half of the seeds they run the same program, which makes the same reads. Each
 // word of a source names its transfer, so each written word is judged: by the transfer that it
-// names, by its place, and by what was acknowledged before. When the disturbances end, all
+// names, by its place, and by the earlier acknowledgements. When the disturbances end, all
 // processes must reach all others again.
 type churn struct {
 	nobody
@@ -42,7 +42,7 @@ type churn struct {
 	uses   map[usage]uint64   // the newest use of an id that a process's node acknowledged
 	acked  map[lifeAt]int     // the newest life of a node that it acknowledged
 
-	// What the scenario met, for its test.
+	// Events that the scenario met, for its test.
 	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Landed, Complete int
 }
 

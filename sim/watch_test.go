@@ -18,7 +18,7 @@ import (
 // errWatch reports frames on the links that spec/firmware.md and spec/messages.md do not allow.
 var errWatch = errors.New("on the links")
 
-// watch judges a scenario by what is visible outside the machines: the frames on the links, the
+// watch judges a scenario by the events outside the machines: the frames on the links, the
 // RAPFs of the drivers, and the reports of the channels. It does not use the machines' state,
 // and derives itself what they may do.
 type watch struct {

@@ -16,23 +16,23 @@ import (
 
 // Times of asked page-ins. Defined by this project.
 const (
-	askedLook    = time.Millisecond       // between two looks at a process that says nothing
-	askedPatient = 100 * time.Millisecond // for the first page
-	// askedPolled is how long an owner polls for an answer beside its other work. Later a thread
-	// waits for it: the process answers and does not kick, or does not answer.
+	askedLook    = time.Millisecond       // between two checks of the pages, without an answer
+	askedPatient = 100 * time.Millisecond // until the first page must be present
+	// askedPolled is how long the owner polls for an answer beside its other work. After that a
+	// thread waits for it: the process has not answered, or not kicked.
 	askedPolled = int64(time.Millisecond)
 )
 
 // Process is a process that can be asked to page in.
 type Process struct {
-	// Looks describes its memory; *proc.Process and *memport.Port implement it.
+	// Looks reads the state of its memory; *proc.Process and *memport.Port implement it.
 	Looks interface {
 		Mapping(va device.VA) (proc.Mapping, error)
 		Pagemap(va device.VA, dst []proc.Entry) (int, error)
 		InFile(va device.VA) error
 		PagedIn(va device.VA, e proc.Entry)
 	}
-	// Slow means that Looks waits for another process.
+	// Slow means that calls of Looks wait for another process.
 	Slow bool
 	// Ask sends the process a message and returns its number. Any goroutine may call it.
 	Ask func(netlink.Fault) (number uint32, err error)
@@ -44,9 +44,9 @@ type Process struct {
 	}
 }
 
-// asked makes the process page in by itself, and waits until the process says that it has. The word
-// says only when to look: residency is read from the process's pagemap. The pages of a process that
-// does not answer are checked each millisecond.
+// asked makes the process page in by itself, and waits for its answer. The answer is only a hint to
+// check the pages: asked reads the process's pagemap to find out which are resident. If no answer
+// comes, it checks them each millisecond.
 type asked struct {
 	Space   // for all but page-ins
 	process Process
@@ -54,8 +54,8 @@ type asked struct {
 	waiting []*Op
 }
 
-// NewAsked returns a Space that makes the process page in, and leaves the rest to other. polled means
-// that the owner calls Poll; else Run waits for the answer.
+// NewAsked returns a Space that asks the process to page in, and leaves the other operations to
+// other. polled means that the owner calls Poll; otherwise Run waits for the answer.
 func NewAsked(p Process, other Space, polled bool) Space {
 	return &asked{Space: other, process: p, polled: polled && !p.Slow}
 }
@@ -150,21 +150,21 @@ func (a *asked) Close() {
 	a.waiting = nil
 }
 
-// question is a range of pages that the process was asked for.
+// question is one request to the process.
 type question struct {
 	*Process
 	va     device.VA
 	pages  int
 	write  bool
-	shared bool // the mapping
+	shared bool // the mapping is shared
 	kind   gup.Kind
-	was    uint64
-	all    uint64
-	number uint32
-	since  int64 // when the owner began to poll
+	was    uint64 // pages that were ready before the request, one bit each
+	all    uint64 // all pages
+	number uint32 // of the message
+	since  int64  // when the owner began to poll
 	e      [gup.MaxPages]proc.Entry
-	err    error // why nothing was asked
-	told   bool  // the answer was there: the process can take its word back
+	err    error // why no request was sent
+	told   bool  // an answer was seen; the process can overwrite the word again
 	over   bool
 }
 
@@ -219,7 +219,7 @@ func (q *question) wait() gup.Result {
 		case q.answered():
 		case early:
 			q.Answers.WaitServed(old, askedLook)
-		default: // a process that writes other words keeps no thread busy
+		default: // a process that keeps writing other words must not keep the thread busy
 			time.Sleep(askedLook)
 		}
 		over := q.answered() || time.Since(began) > askedPatient
@@ -230,8 +230,8 @@ func (q *question) wait() gup.Result {
 		there := gup.Ready(e[:n], q.write, q.shared)
 		switch {
 		case over && there&1 == 0 && e[0].Present() && !e[0].File():
-			// It may stay shared for reasons of the kernel's own: the walk reports
-			// it once (spec/faultpath.md, the walk).
+			// The page may stay shared for reasons of the kernel: the walk reports
+			// that once (spec/faultpath.md, the walk).
 			there |= 1
 			fallthrough
 		case there == q.all, over && there&1 != 0:
@@ -249,7 +249,7 @@ func (q *question) wait() gup.Result {
 	}
 }
 
-// missing returns the result of a page that is absent after the answer, or without one.
+// missing returns the result if the first page is absent after the answer or the time-out.
 func (q *question) missing(fail func(error) gup.Result) gup.Result {
 	if _, err := q.Looks.Mapping(q.va); err != nil {
 		return fail(err)
@@ -262,7 +262,7 @@ func (q *question) missing(fail func(error) gup.Result) gup.Result {
 	case errno != 0:
 		err = fmt.Errorf("%w: the process: %w", err, errno)
 	case !errors.Is(err, gup.ErrPastEnd):
-		// It was brought in, and the process has taken it away again.
+		// The process has paged it in and discarded it again.
 		return gup.Result{Resident: 1, New: 1, Kind: q.kind}
 	}
 	return fail(err)

@@ -17,10 +17,10 @@ type Memory interface {
 // Pager pages in pages of one process by calls which may sleep; *gup.Pager and *gup.Regions
 // implement it. It is safe for concurrent use.
 type Pager interface {
-	// PageIn makes the pages of a range of 1 to 64 resident and accessible, as far as the mapping
-	// of the first page reaches. Its Result's Err is the reason why the first page is not:
+	// PageIn makes 1 to 64 pages resident and accessible, up to the end of the mapping that
+	// contains the first page. If the first page is not, the Result's Err says why:
 	// gup.ErrUnmapped, ErrDenied, ErrGone, ErrPermission, ErrPastEnd, ErrUnmappable and
-	// ErrNotShared are final, any other is temporary.
+	// ErrNotShared are final, any other error is temporary.
 	PageIn(va device.VA, pages int, write bool) gup.Result
 }
 
@@ -49,7 +49,7 @@ func (d *direct) Run(op *Op) {
 	}
 }
 
-// Access does an operation that does not page in.
+// Access performs an operation that does not page in.
 func Access(m Memory, op *Op) {
 	switch {
 	case op.Kind == Walk:

@@ -6,23 +6,23 @@ import (
 	"github.com/exanet/pfd/memport"
 )
 
-// helper is the way through a process with the rights of the memory's owner (package memport).
+// helper sends operations to a process that has the rights of the memory's owner (package memport).
 type helper struct {
 	Prompt
 	port     *memport.Port
 	free     []*request
-	waiting  []*request // for a slot of the port
+	waiting  []*request // until the port has a free slot
 	answered []*request
 }
 
-// request is an operation at the helper.
+// request is an operation that the helper performs.
 type request struct {
 	memport.Request
 	op *Op
 }
 
-// NewHelper returns a Space whose operations a helper does. Its Close abandons the port; the
-// caller closes that.
+// NewHelper returns a Space whose operations a helper performs. Its Close abandons the port; the
+// caller still closes the port.
 func NewHelper(port *memport.Port) Space { return &helper{port: port} }
 
 // Start implements Space.
@@ -58,7 +58,7 @@ func (h *helper) request() *request {
 	return r
 }
 
-// settle takes the results of a request and frees it.
+// settle copies the results of a request to its operation, and frees the request.
 func (h *helper) settle(r *request) *Op {
 	op := r.op
 	switch op.Kind {
@@ -74,7 +74,7 @@ func (h *helper) settle(r *request) *Op {
 	return op
 }
 
-// Run implements Space; it is never asked for.
+// Run implements Space. No step of this Space requires it.
 func (h *helper) Run(*Op) {}
 
 // Poll implements Space.
@@ -93,7 +93,7 @@ func (h *helper) Poll(now int64, next func(*Op, Step)) (any bool) {
 	return any
 }
 
-// submit submits the requests that wait for a slot.
+// submit submits waiting requests while the port has free slots.
 func (h *helper) submit(now int64) {
 	for len(h.waiting) > 0 {
 		r := h.waiting[0]
@@ -111,13 +111,13 @@ func (h *helper) submit(now int64) {
 // Pending implements Space.
 func (h *helper) Pending() bool { return h.port.Pending() }
 
-// Due implements Space: it wakes another thread of the helper if one is stuck.
+// Due implements Space. It wakes another thread of the helper if one is stuck.
 func (h *helper) Due(now int64) int64 { return h.port.Nudge(now) }
 
 // SetAsleep implements Space.
 func (h *helper) SetAsleep(asleep bool) { h.port.SetAsleep(asleep) }
 
-// Close implements Space. Waiting requests must not be published: the session unmaps the port.
+// Close implements Space. It drops the waiting requests, because the session unmaps the port.
 func (h *helper) Close() {
 	h.port.Abandon()
 	h.waiting = nil

@@ -19,24 +19,26 @@ type View interface {
 	PageIn(va device.VA, pages int, write bool) (entered, filled uint64)
 }
 
-// Stages of an operation in shared memory; zero: it is the other Space's.
+// The stages of an operation, each the last step that was started. At zero the other Space has the
+// operation.
 const (
-	touched stage = iota + 1 // by the view
-	entered                  // by the other Space; the pages that a walk finds are entered in the view
-	looked                   // by the file
-	filled                   // by the file
+	touched stage = iota + 1 // access through the mapping
+	entered                  // walk of the other Space, whose pages are then entered in the view
+	looked                   // walk of the file
+	filled                   // page-in into the file
 )
 
 type shared struct {
 	Space // of memory that is not shared, or not entered in the view
 	view  View
-	// byFile means that the file of the memory answers walks and page-ins, not the other Space.
+	// byFile means that walks and page-ins of shared memory use the file, not the other Space.
 	byFile bool
 }
 
-// NewShared returns a Space that touches the memory that a process shares, and leaves to other all
-// memory that is not shared or not entered in the view. byFile means that other must ask the
-// process, and that the file behind the view answers sooner.
+// NewShared returns a Space that accesses the memory that a process shares through v, without system
+// calls, as far as its pages are entered in v. All other memory is left to other. byFile means that
+// other sends requests to another process: walks and page-ins of shared memory are then made in the
+// file behind v, which is faster.
 func NewShared(v View, other Space, byFile bool) Space { return &shared{other, v, byFile} }
 
 // Start implements Space.
@@ -74,8 +76,8 @@ func (s *shared) Run(op *Op) {
 	}
 }
 
-// touch does a walk or a move by the view. False: it has to be done otherwise, and a walk looks
-// further then.
+// touch performs a walk or a move through the view, and reports whether it has succeeded. If a walk
+// has not, touch widens its range to the window of pages that are looked up together.
 func (s *shared) touch(op *Op) bool {
 	v := s.view
 	switch {
@@ -85,7 +87,7 @@ func (s *shared) touch(op *Op) bool {
 			return true
 		}
 		if va, pages, ok := v.Window(op.VA, op.Pages, op.Write); ok {
-			// Shared memory has no copies: to be written a page need only be there.
+			// Shared memory has no copy-on-write: a page that is present can also be written.
 			op.VA, op.Pages, op.Write, op.Shared = va, pages, false, true
 		}
 		return false
@@ -119,7 +121,7 @@ func (s *shared) Next(op *Op, now int64) Step {
 		if op.Paged.Resident&1 != 0 {
 			return Over
 		}
-		op.stage = 0 // in swap, or nothing fills it: the process is asked for it
+		op.stage = 0 // in swap, or nothing fills the page: the other Space pages it in
 	case entered, looked:
 		return Over
 	default:

@@ -1,9 +1,14 @@
 // Package space is the interface to the memory of a process. A walk, a move or a page-in is an
-// operation: it is started, may have to be run where sleeping delays nobody else, may have to wait
-// for an answer, and is then over. Every way to memory is a Space:
-// NewDirect (the kernel's calls), NewHelper (a process with the rights of the owner), NewShared (a
-// view of what the process shares, before another way), NewAsked (the process itself pages in). A
-// Space has no goroutine: the machine that owns it decides where an operation runs.
+// operation (Op). A step of an operation may sleep in the kernel, or wait for the answer of another
+// process, and must not delay the memory of other processes meanwhile. So a Space has no goroutine:
+// it returns the next Step of an operation, and the machine that owns the Space decides on which
+// thread that step is made.
+//
+// The kinds of Space are:
+//   - NewDirect: system calls of this process
+//   - NewHelper: requests to a helper process that has the rights of the memory's owner
+//   - NewShared: a mapping of the memory that the process shares, in front of another Space
+//   - NewAsked: the process itself pages in; another Space does the other operations
 //
 // docs/papers.md lists the papers that comments cite by number.
 package space
@@ -19,44 +24,45 @@ type Kind uint8
 
 // The kinds.
 const (
-	Walk   Kind = iota + 1 // find out whether pages can be accessed: as proc.Process.Walk
-	Move                   // move bytes
+	Walk   Kind = iota + 1 // find out which pages can be accessed, like proc.Process.Walk
+	Move                   // copy bytes from or to the memory
 	Words                  // write two words of eight bytes, the second after the first (001 §2.3.3.2)
-	PageIn                 // make pages resident: as gup.Pager.PageIn
-	Remap                  // page in one page that the device cannot access though it is resident
+	PageIn                 // make pages resident, like gup.Pager.PageIn
+	Remap                  // map one page for the device again: it is resident, but the device's accesses fail
 )
 
 // Op is an operation. It belongs to the Space from Start until it is over.
 type Op struct {
 	Kind  Kind
 	Write bool
-	// VA and Pages are the range of a Walk, PageIn or Remap, 1 to 64 pages. A Walk may cover more
-	// than was asked for: they tell then what it has covered.
+	// VA and Pages are the range of a Walk, PageIn or Remap, 1 to 64 pages. A Walk may cover a
+	// larger range than requested; it then sets VA and Pages to the covered range.
 	VA    device.VA
 	Pages int
-	Bufs  [][]byte // of Move and Words: bytes to or from VA
+	Bufs  [][]byte // of Move and Words: the bytes to write to VA, or the space for those read from it
 
-	Walked proc.Walk  // of a Walk
-	Moved  int        // of Move and Words: bytes
-	Paged  gup.Result // of PageIn and Remap
-	Err    error      // why a Walk, Move or Words failed
-	Shared bool       // a Walk found that the process shares the memory
+	// The results. Each is valid for the named kinds, when the operation is over.
+	Walked proc.Walk  // Walk
+	Moved  int        // Move and Words: bytes
+	Paged  gup.Result // PageIn and Remap
+	Err    error      // Walk, Move and Words
+	Shared bool       // Walk: the process shares the memory
 
-	// Started and Ended are when a page-in began and ended, by Now, which any goroutine may call;
-	// nil: nobody wants to know.
+	// Started and Ended are the times of a page-in by Now, which any goroutine may call. If Now is
+	// nil they are not set.
 	Started, Ended int64
 	Now            func() int64
 	// Done is called by the machine on the owning goroutine when a page-in is over.
 	Done func()
-	// Call is the machine's own record of the operation.
+	// Call is for the machine's use.
 	Call any
 
 	stage stage
-	hit   bool // a touch was enough
-	asked any  // the question to the process
+	hit   bool // NewShared: the touch did the operation
+	asked any  // NewAsked: the question
 }
 
-// stage is how far an operation has come in the Space that handles it.
+// stage is the progress of an operation in NewShared.
 type stage uint8
 
 // PagesIn reports whether the operation pages in.
@@ -79,21 +85,22 @@ func (op *Op) Fail(err error) {
 	op.Err = err
 }
 
-// Start records that a page-in begins, unless it has begun.
+// Start records the start of a page-in, unless it has started before.
 func (op *Op) Start() {
 	if op.Now != nil && op.Started == 0 {
 		op.Started = op.Now()
 	}
 }
 
-// End records that a page-in ends.
+// End records the end of a page-in.
 func (op *Op) End() {
 	if op.Now != nil {
 		op.Ended = op.Now()
 	}
 }
 
-// Again prepares the operation, which is no page-in, for another Start.
+// Again resets the operation for another Start with other parameters. It must not be used for a
+// page-in.
 func (op *Op) Again(k Kind, write bool, va device.VA, pages int, bufs [][]byte) {
 	op.Kind, op.Write, op.VA, op.Pages, op.Bufs = k, write, va, pages, bufs
 	op.Walked, op.Moved, op.Err, op.Shared, op.stage, op.hit = proc.Walk{}, 0, nil, false, 0, false
@@ -102,40 +109,41 @@ func (op *Op) Again(k Kind, write bool, va device.VA, pages int, bufs [][]byte) 
 // Step is the next step of an operation.
 type Step uint8
 
-// The steps.
+// The steps. Run, Brief, Touch and Apart all require a call of Space.Run.
 const (
-	Over  Step = iota // nothing: its results are valid
-	Run               // Run, which may sleep in the kernel
-	Brief             // Run, which takes microseconds even of an operation that is behind
-	Touch             // Run, which accesses memory that another process maps and makes no system call
-	Apart             // Run, which is known to sleep: on a thread of its own
-	Wait              // the answer of another process, which Poll notices
+	Over  Step = iota // none: the results are valid
+	Run               // may sleep in the kernel
+	Brief             // takes microseconds, even if the operation is a long page-in
+	Touch             // makes no system call, but accesses memory that another process maps
+	Apart             // is known to sleep: needs a thread of its own
+	Wait              // another process must answer; Poll finds the answer
 )
 
 // Space is a process's memory. Run may be called on any goroutine, for several operations at a
 // time; the other methods are called on the goroutine that owns the Space.
 type Space interface {
-	// Start begins an operation. now is in ns. touch permits the step Touch.
+	// Start starts an operation and returns its first step. now is in ns. touch permits Touch.
 	Start(op *Op, now int64, touch bool) Step
-	// Run makes the step that Start, Next or Poll returned. It does not use state that the other
+	// Run makes the step that Start, Next or Poll has returned. It uses no state that the other
 	// methods change.
 	Run(op *Op)
-	// Next returns the step after a Run.
+	// Next returns the step that follows a Run.
 	Next(op *Op, now int64) Step
 
-	// Poll calls next for each operation that need not Wait any longer, and reports whether there
-	// were any. next may start operations.
+	// Poll calls next, with the next step, for each operation whose Wait is over, and reports
+	// whether there were any. next may start operations.
 	Poll(now int64, next func(*Op, Step)) bool
-	// Pending reports whether Poll would find any by an answer.
+	// Pending reports whether an answer has arrived that Poll has not taken.
 	Pending() bool
-	// Due returns when Poll is to be called although nothing is pending, 0 never. It may wake
-	// the process that is to answer.
+	// Due returns the time at which Poll must be called even if nothing is pending; 0: never. It
+	// may wake the process that must answer.
 	Due(now int64) int64
-	// Asks reports whether an answer is awaited that the process itself announces by its kick.
+	// Asks reports whether an operation waits for the process itself, which announces its answer
+	// by a kick.
 	Asks() bool
-	// SetAsleep records whether the owner sleeps, so that an answer must wake it.
+	// SetAsleep records whether the owner sleeps: an answer must then wake it.
 	SetAsleep(asleep bool)
-	// Close drops all operations that wait: their results never come. Later ones fail.
+	// Close drops all operations that wait; their results never come.
 	Close()
 }
 
@@ -163,18 +171,19 @@ func (Prompt) SetAsleep(bool) {}
 // Close implements Space.
 func (Prompt) Close() {}
 
-// Do does an operation on the calling goroutine, in a Space whose operations never wait.
+// Do performs an operation on the calling goroutine. The Space must be one whose operations never
+// wait.
 func Do(s Space, op *Op) {
 	for step := s.Start(op, 0, false); step != Over && step != Wait; step = s.Next(op, 0) {
 		s.Run(op)
 	}
 }
 
-// Machine is a node's machine as a driver has it page in.
+// Machine is the part of a node's machine by which a driver pages in.
 type Machine interface {
-	// PageIn starts an operation that pages in memory of the process that is attached to a slot;
-	// its Done is called on the owning goroutine. It is called there, too, and returns before that.
-	// behind means that no block waits for it yet: it takes tens of microseconds and should run on
-	// another CPU. One operation that is behind and one that is not may run concurrently.
+	// PageIn starts an operation that pages in memory of the process that is attached to a slot. It
+	// is called on the owning goroutine and does not wait; op.Done is called there later. behind
+	// means that no block waits for these pages yet: the page-in is long, tens of microseconds, and
+	// should use another CPU. One operation that is behind and one that is not may run concurrently.
 	PageIn(slot int, op *Op, behind bool)
 }

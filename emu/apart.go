@@ -165,7 +165,9 @@ func (p *apart) wake(threads int) { futex.Wake(&p.queue, threads) }
 
 // keepOff excludes a processor from the calling thread's affinity, within what a thread of the engine
 // may use now: an administrator may have confined it. If no other processor is left, or the kernel
-// refuses, the affinity stays as it is.
+// refuses, the affinity stays as it is. Without it a write of 1 MiB into absent shared memory takes
+// 1.2 times as long on two processors (policy pa; medians of 12 runs in turns: 440 and 546 us, 437
+// and 524).
 func keepOff(cpu, thread int) {
 	var others unix.CPUSet
 	if cpu < 0 || unix.SchedGetaffinity(thread, &others) != nil {

@@ -1,6 +1,7 @@
 package emu
 
 import (
+	"maps"
 	"time"
 
 	"github.com/exanet/pfd/space"
@@ -68,7 +69,11 @@ func (e *Engine) touches(c *call) bool {
 // its user meanwhile: attaching anew gets no other lease. If it was a touch that slept, the memory
 // that the user's processes share is not touched for a while.
 func (e *Engine) slowDown(c *call, why string) {
-	until := e.Now() + int64(slowTime)
+	now := e.Now()
+	for _, users := range []map[uint32]int64{e.slowUsers, e.unseenUsers} {
+		maps.DeleteFunc(users, func(_ uint32, until int64) bool { return until <= now })
+	}
+	until := now + int64(slowTime)
 	sleeps := c.sleeper()
 	sleeps.slowUntil, sleeps.sleep = until, 0
 	s := c.slot
@@ -78,7 +83,7 @@ func (e *Engine) slowDown(c *call, why string) {
 	}
 	e.slowUsers[s.att.UID] = until
 	if c.step == space.Touch {
-		unseen := e.Now() + int64(unseenTime)
+		unseen := now + int64(unseenTime)
 		e.unseenUsers[s.att.UID] = unseen
 		for l := range e.attached {
 			if l.att.UID == s.att.UID {

@@ -58,6 +58,10 @@ func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 		}
 		l.on(func() {
 			s := l.nodes[0].slots[0]
+			if len(l.slowUsers) != 1 {
+				t.Errorf("%d users are kept, want the slow one", len(l.slowUsers))
+			}
+			l.slowUsers[99] = l.clock.seen // a former one
 			if left := s.slowUntil - l.Now(); left <= 0 || left > int64(slowTime) {
 				t.Errorf("slow for %v more, want up to %v", time.Duration(left), slowTime)
 			}

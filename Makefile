@@ -105,7 +105,7 @@ completion: build
 	bin/exanetctl completion fish >bin/completion/exanetctl.fish
 
 # Debian packages into bin: exanet, and libexanet1 and libexanet-dev where there is a C compiler.
-# nfpm is pinned in tools/go.mod.
+# nfpm is pinned in scripts/tools.mod.
 deb: build man completion
 	sh scripts/deb.sh
 

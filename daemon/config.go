@@ -22,10 +22,10 @@ import (
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/spool"
 	"github.com/exanet/pfd/internal/uids"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/mediate/uio"
 	links "github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
-	"github.com/exanet/pfd/uio"
+	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/kernel"
 )
 

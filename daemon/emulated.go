@@ -11,8 +11,8 @@ import (
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/view"
 	"github.com/exanet/pfd/trace"
-	"github.com/exanet/pfd/view"
 )
 
 // emulated is the Machine of the SoC that pfd emulates in its own process.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/daemon"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 )
 
 // Under the package's unit pfd can open a device behind the kernel's VFIO, and may lock the

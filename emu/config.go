@@ -14,8 +14,8 @@ import (
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/view"
 	"github.com/exanet/pfd/trace"
-	"github.com/exanet/pfd/view"
 )
 
 // Attachment ties a process to a domain slot.

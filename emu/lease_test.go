@@ -18,7 +18,7 @@ import (
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
-	"github.com/exanet/pfd/view"
+	"github.com/exanet/pfd/space/view"
 	"golang.org/x/sys/unix"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/rdma"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 const sharedSize = 16 * device.PageSize

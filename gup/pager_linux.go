@@ -10,7 +10,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/view"
+	"github.com/exanet/pfd/space/view"
 )
 
 // Pager pages in memory of one process. It is safe for concurrent use and does not allocate when

@@ -10,7 +10,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // Regions is a Pager for a process that has sent userfaultfds. It fills pages of their ranges

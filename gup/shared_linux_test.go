@@ -11,8 +11,8 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/uffd"
-	"github.com/exanet/pfd/view"
+	"github.com/exanet/pfd/space/uffd"
+	"github.com/exanet/pfd/space/view"
 )
 
 // sharing is memory that this process shares, and a pager for it.

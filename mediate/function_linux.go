@@ -12,7 +12,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/user"
 )
 

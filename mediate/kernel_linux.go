@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/shadow"
-	"github.com/exanet/pfd/uio"
+	"github.com/exanet/pfd/mediate/uio"
+	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/kernel"
 )
 

@@ -21,8 +21,8 @@ import (
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/internal/yield"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/shadow"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/shadow"
 )
 
 // Times. Values below are defined by this project.

@@ -8,7 +8,7 @@ import (
 	"syscall"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 )
 
 // Bits of an entry of pagemap (Documentation/admin-guide/mm/pagemap.rst).

@@ -16,8 +16,8 @@ import (
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/shadow"
-	"github.com/exanet/pfd/shadow/shadowtest"
+	"github.com/exanet/pfd/space/shadow"
+	"github.com/exanet/pfd/space/shadow/shadowtest"
 	"github.com/exanet/pfd/vfio/user"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/user"
 )
 

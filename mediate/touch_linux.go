@@ -9,7 +9,7 @@ import (
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 )
 
 // Bounds for method touch. Values below are defined by this project.

@@ -8,7 +8,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 )
 
 // nowhere is a device that takes every map.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // Register makes pfd fill missing pages of b through a userfaultfd (method uffd; Alloc does it by

@@ -9,7 +9,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // shareTimeout is how long pfd may take to answer. Defined by this project: to unshare memory, pfd

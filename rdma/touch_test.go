@@ -10,7 +10,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 func mapped(t *testing.T, pages int, prot int) []byte {

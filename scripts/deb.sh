@@ -44,7 +44,7 @@ cp docs/plots/*.svg "$STAGE/docs/plots/"
 } | gzip -9n >"$STAGE/changelog.gz"
 export VERSION ARCH STAGE
 package() {
-	GOFLAGS=-mod=mod $GO tool -modfile=tools/go.mod nfpm package --config "$1" --packager deb --target "$dir"
+	GOFLAGS=-mod=mod $GO tool -modfile=scripts/tools.mod nfpm package --config "$1" --packager deb --target "$dir"
 }
 package contrib/nfpm.yaml
 CC=${CC:-gcc}

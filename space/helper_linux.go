@@ -3,7 +3,7 @@ package space
 import (
 	"slices"
 
-	"github.com/exanet/pfd/memport"
+	"github.com/exanet/pfd/space/memport"
 )
 
 // helper sends operations to a process that has the rights of the memory's owner (package memport).

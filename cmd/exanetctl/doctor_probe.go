@@ -15,7 +15,7 @@ import (
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/mediate"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 	"github.com/exanet/pfd/vfio/kernel"
 )
 

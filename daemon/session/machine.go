@@ -13,8 +13,8 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/view"
 	"github.com/exanet/pfd/trace"
-	"github.com/exanet/pfd/view"
 )
 
 // Machine is the implementation behind device.Bus: emu's engine, devices elsewhere (mediate), or

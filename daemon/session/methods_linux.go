@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // regionsPerUID limits the userfaultfds that pfd serves for one uid: each has a goroutine, which a

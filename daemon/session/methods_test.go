@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // Descriptors that a process sends to be registered are closed only by package attach: closing a

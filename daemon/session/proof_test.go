@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // TestProofHangs reads proofs in memory whose userfaultfd nobody serves: the first process that

@@ -9,9 +9,9 @@ import (
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/shadow"
-	"github.com/exanet/pfd/uffd"
-	"github.com/exanet/pfd/view"
+	"github.com/exanet/pfd/space/shadow"
+	"github.com/exanet/pfd/space/uffd"
+	"github.com/exanet/pfd/space/view"
 )
 
 // sharing is a session whose machine has tables of the memory that its process shares.

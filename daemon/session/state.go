@@ -18,13 +18,13 @@ import (
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/memport"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
-	"github.com/exanet/pfd/uffd"
-	"github.com/exanet/pfd/view"
+	"github.com/exanet/pfd/space/memport"
+	"github.com/exanet/pfd/space/uffd"
+	"github.com/exanet/pfd/space/view"
 )
 
 // Config configures a Host.

@@ -7,8 +7,8 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
-	"github.com/exanet/pfd/shadow"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/shadow"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // Parts of the descriptors that pfd may have (RLIMIT_NOFILE at its start), for each of three

@@ -24,7 +24,7 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/kernel"
 )
 

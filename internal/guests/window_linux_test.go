@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/qemu"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 )
 
 // smallMemory is the memory of a guest in TestThroughASmallWindow; its pfd may map smallWindow

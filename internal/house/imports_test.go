@@ -25,14 +25,14 @@ var levels = map[string]int{
 	// The protocols between daemon, emu and rdma.
 	"attach": 4, "control": 4,
 	"internal/live": 5, // follows a running pfd by control
-	"memport":       4, // the memory of a process, by its own helper
 	"space":         4, // the memory of a process, whatever the way
-	"shadow":        4, // pfd's own page tables, for devices without SVA
+	"space/memport": 4, // by its own helper
+	"space/shadow":  4, // pfd's own page tables, for devices without SVA
 
 	"gup": 3, "soc": 3, "vfio/user": 3,
 
-	"view": 2, // memory that processes share, mapped by pfd
-	"proc": 2, "netlink": 2, "uffd": 2, "vfio": 2, "uio": 2,
+	"space/view": 2, // memory that processes share, mapped by pfd
+	"proc":       2, "netlink": 2, "space/uffd": 2, "vfio": 2, "mediate/uio": 2,
 
 	"mailbox": 1, "packetizer": 1,
 	"trace":          1, // records and the point where the probe reads them
@@ -43,9 +43,9 @@ var levels = map[string]int{
 
 // sideways are the permitted imports between packages of one level.
 var sideways = map[string][]string{
-	"packetizer": {"mailbox"}, // sends its messages
-	"view":       {"uffd"},    // registers its mappings with a userfaultfd
-	"space":      {"memport"},
+	"packetizer": {"mailbox"},    // sends its messages
+	"space/view": {"space/uffd"}, // registers its mappings with a userfaultfd
+	"space":      {"space/memport"},
 	"sim":        {"domain", "fault"}, // also runs the driver
 	"emu":        {"internal/owner"},
 	"mediate":    {"internal/owner"},
@@ -53,8 +53,8 @@ var sideways = map[string][]string{
 
 // strangers must not be imported at all, not even indirectly.
 var strangers = map[string][]string{
-	"fault":  {"emu", "soc", "vfio", "uio"},
-	"domain": {"fault", "emu", "soc", "vfio", "uio"},
+	"fault":  {"emu", "soc", "vfio", "mediate/uio"},
+	"domain": {"fault", "emu", "soc", "vfio", "mediate/uio"},
 	"rdma":   {"proc", "soc", "emu", "fault", "domain", "gup"},
 	"gup":    {"netlink", "soc", "fault"},
 	"sim":    {"emu", "rdma", "workload", "daemon"},

@@ -33,15 +33,15 @@ var unsafeFiles = []string{
 	"internal/sandbox/sandbox_linux.go",
 	"internal/suite/rig.go",
 	"mediate/scratchpad.go",
-	"memport/layout.go",
+	"space/memport/layout.go",
 	"proc/syscall_linux.go",
 	"proc/proctest/child_linux.go",
 	"rdma/memory_linux.go",
-	"uffd/ioctl_linux.go",
-	"view/memory_linux.go",
-	"view/word_linux.go",
-	"view/word_race_linux.go",
-	"shadow/tables_linux.go",
+	"space/uffd/ioctl_linux.go",
+	"space/view/memory_linux.go",
+	"space/view/word_linux.go",
+	"space/view/word_race_linux.go",
+	"space/shadow/tables_linux.go",
 	"vfio/kernel/raw_linux.go",
 	"vfio/user/sock_linux.go",
 	"workload/buffer.go",
@@ -69,7 +69,7 @@ func TestUnsafeFiles(t *testing.T) {
 
 // linuxPackages are Linux-only by nature; elsewhere the system is reached from
 // files whose names end in _linux.go.
-var linuxPackages = []string{"emu", "proc", "gup", "uffd", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "uio", "qemu", "trace", "cmd", "internal/limits", "internal/owner", "internal/suite", "internal/hostile", "internal/tracing"}
+var linuxPackages = []string{"emu", "proc", "gup", "space/uffd", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "mediate/uio", "qemu", "trace", "cmd", "internal/limits", "internal/owner", "internal/suite", "internal/hostile", "internal/tracing"}
 
 func TestSystemCallsStayInTheirPackages(t *testing.T) {
 	_, list := sources(t)

@@ -40,7 +40,7 @@ func need(t *testing.T, programs ...string) {
 func build(t *testing.T) string {
 	t.Helper()
 	need(t, "make", "dpkg", "dpkg-deb")
-	if out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+filepath.Join(root, "tools", "go.mod"), "nfpm", "--version").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+filepath.Join(root, "scripts", "tools.mod"), "nfpm", "--version").CombinedOutput(); err != nil {
 		t.Skipf("nfpm is not available: its modules are neither in the cache nor at a proxy: %v\n%s", err, out)
 	}
 	dir := t.TempDir()

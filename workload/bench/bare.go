@@ -12,8 +12,8 @@ import (
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
-	"github.com/exanet/pfd/uffd"
-	"github.com/exanet/pfd/view"
+	"github.com/exanet/pfd/space/uffd"
+	"github.com/exanet/pfd/space/view"
 	"github.com/exanet/pfd/workload"
 )
 

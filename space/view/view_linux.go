@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // Sizes. Values below are defined by this project.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/shadow"
+	"github.com/exanet/pfd/space/shadow"
 )
 
 // all is a device whose addresses are all usable.

@@ -18,7 +18,7 @@ import (
 	"github.com/exanet/pfd/internal/futex"
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // Descriptors are the descriptors of a helper (attach.HelperPort and so on).

@@ -9,7 +9,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
-	"github.com/exanet/pfd/view"
+	"github.com/exanet/pfd/space/view"
 )
 
 // A process has shared memory and touched one page of it.

@@ -14,8 +14,8 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/tally"
-	"github.com/exanet/pfd/shadow/shadowtest"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/space/shadow/shadowtest"
 )
 
 // unit is a device as strict as a real one may be. Its TLB keeps every translation that it has

@@ -5,7 +5,7 @@ package memport_test
 import (
 	"fmt"
 
-	"github.com/exanet/pfd/memport"
+	"github.com/exanet/pfd/space/memport"
 )
 
 // pfd's side of a port, and the socket for the process's helper: memport.Serve serves its other

@@ -16,8 +16,8 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/shadow/shadowtest"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/space/shadow/shadowtest"
 )
 
 // locks makes a unit pin the memory that is mapped, under the kernel's own limit.

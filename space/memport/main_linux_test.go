@@ -14,7 +14,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/keeper"
 	"github.com/exanet/pfd/proc/proctest"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // patience bounds every wait: only a hang reaches it.

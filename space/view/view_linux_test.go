@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 const page = device.PageSize

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/exanet/pfd/uffd"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // Open returns a userfaultfd if this machine lets its user have one.

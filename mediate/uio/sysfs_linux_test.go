@@ -229,7 +229,7 @@ func TestRemedies(t *testing.T) {
 
 // TestBoard: the overlay has the windows of a node under the requested names, and large enough.
 func TestBoard(t *testing.T) {
-	text, err := os.ReadFile("../docs/board.dts")
+	text, err := os.ReadFile("../../docs/board.dts")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func (m *Machine) pass() (busy bool) {
 		if l := s.node.link.Load(); l != nil && s.busy != 0 && s.collect(l) {
 			busy = true
 		}
-		if (s.mail.asked || s.mail.until != 0) && s.deliver(now) {
+		if (s.mail.asked || s.mail.until != 0) && s.pollMail(now) {
 			busy = true
 		}
 	}

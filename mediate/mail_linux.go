@@ -27,9 +27,9 @@ type mail struct {
 	pause int64 // ns
 }
 
-// deliver polls the mailbox if it is time, moves its messages to the process, and reports whether
+// pollMail polls the mailbox if it is time, moves its messages to the process, and reports whether
 // there were any.
-func (s *slot) deliver(now int64) (any bool) {
+func (s *slot) pollMail(now int64) (any bool) {
 	m := &s.mail
 	if m.asked {
 		m.asked = false

@@ -24,7 +24,7 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 	m.asked = true
 	now := int64(1)
 	for range 10 {
-		s.deliver(now)
+		s.pollMail(now)
 		now += int64(mailTime)
 	}
 	if m.until != 0 {

@@ -38,7 +38,7 @@ func (d *Host) handle(ctx context.Context, c *attach.Conn) {
 			Text: fmt.Sprintf("uid %d has %d unfinished handshakes: finish or close some, and try again", uid, d.cfg.Settings().HandshakesPerUID)})
 		return
 	}
-	s, err := d.begin(ctx, c)
+	s, err := d.handshake(ctx, c)
 	d.handshakes.Give(uid)
 	if err != nil {
 		d.refuse(c, err)
@@ -76,9 +76,9 @@ func (d *Host) nodeNames() string {
 	return fmt.Sprintf("nodes %d to %d", d.nodes[0].ID(), d.nodes[len(d.nodes)-1].ID())
 }
 
-// begin performs a connection's handshake. After an error nothing is left behind; the caller
+// handshake performs a connection's handshake and returns its session. After an error nothing is left behind; the caller
 // must send an *attach.RefusedError.
-func (d *Host) begin(ctx context.Context, c *attach.Conn) (_ *session, err error) {
+func (d *Host) handshake(ctx context.Context, c *attach.Conn) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Settings().HandshakeTime)
 	defer cancel()
 	hello, err := c.AwaitHello(ctx)
@@ -121,7 +121,7 @@ func (d *Host) begin(ctx context.Context, c *attach.Conn) (_ *session, err error
 			s.log.Debug("pfd reaches shared memory by the process's page tables", "err", err)
 		}
 	}
-	if !d.enter(s) {
+	if !d.admit(s) {
 		return nil, refusal(attach.CodeBusy, "pfd stops: start another one, or wait for it to come back")
 	}
 	if err := s.proveGroup(); err != nil {
@@ -346,7 +346,7 @@ func (s *session) leave(reason attach.Reason) {
 			s.log.Debug("end not delivered", "err", err)
 		}
 	}
-	s.d.exit(s)
+	s.d.remove(s)
 }
 
 // unregister closes the userfaultfds that are registered for the process's memory. The process
@@ -365,7 +365,7 @@ func (s *session) unregister() {
 	}
 }
 
-// close releases what begin has acquired. It may be called again.
+// close releases what handshake has acquired. It may be called again.
 func (s *session) close() {
 	var errs []error
 	for _, f := range []*os.File{s.faults, s.exit, s.keeper} {
@@ -399,7 +399,7 @@ func (s *session) close() {
 // this moment has nothing to prove to it.
 func (s *session) giveUp() {
 	close(s.leaving)
-	s.d.exit(s)
+	s.d.remove(s)
 }
 
 // waitExit waits until the process of a pidfd is dead (nil), or f is closed.

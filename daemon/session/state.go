@@ -288,8 +288,8 @@ func (n *Node) Domains() *domain.Manager { return n.domains }
 // Stats returns the counters of its fault driver. On the owning goroutine.
 func (n *Node) Stats() fault.Stats { return n.faults.Stats() }
 
-// enter lists a session; false once pfd drains.
-func (d *Host) enter(s *session) bool {
+// admit lists a session. It returns false once pfd drains.
+func (d *Host) admit(s *session) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.draining {
@@ -300,7 +300,8 @@ func (d *Host) enter(s *session) bool {
 	return true
 }
 
-func (d *Host) exit(s *session) {
+// remove removes a session from the list.
+func (d *Host) remove(s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, ok := d.live[s]; ok {

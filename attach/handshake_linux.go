@@ -116,11 +116,11 @@ func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, er
 	if err := c.Send(msg); err != nil {
 		return Welcome{}, nil, err
 	}
-	b, fds, err := c.answered(ctx, h.Product)
+	b, fds, err := c.receiveAnswer(ctx, h.Product)
 	if err != nil {
 		return Welcome{}, nil, err
 	}
-	w, err := c.mapped(ctx, b, fds, h.Product)
+	w, err := c.finishHandshake(ctx, b, fds, h.Product)
 	if err != nil {
 		fds.Close()
 		return Welcome{}, nil, err
@@ -128,8 +128,8 @@ func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, er
 	return w, fds, nil
 }
 
-// mapped maps the memory of message b, confirms it, and receives the welcome.
-func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string) (Welcome, error) {
+// finishHandshake maps the memory of message b, confirms it, and receives the welcome.
+func (c *Conn) finishHandshake(ctx context.Context, b []byte, fds Descriptors, own string) (Welcome, error) {
 	if _, err := decode(b, TypeMemory, headerSize); err != nil {
 		return Welcome{}, err
 	}
@@ -143,7 +143,7 @@ func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string
 	if err := c.Send(appendBare(nil, TypeMapped, own), c.keeper.PIDFD()); err != nil {
 		return Welcome{}, err
 	}
-	b, more, err := c.answered(ctx, own)
+	b, more, err := c.receiveAnswer(ctx, own)
 	if err != nil {
 		return Welcome{}, err
 	}
@@ -153,7 +153,7 @@ func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string
 		if err != nil {
 			return Welcome{}, fmt.Errorf("attach: start the memory helper that pfd asks for: %w", limits.Explain(err))
 		}
-		if b, more, err = c.answered(ctx, own); err != nil {
+		if b, more, err = c.receiveAnswer(ctx, own); err != nil {
 			return Welcome{}, err
 		}
 	}
@@ -167,9 +167,9 @@ func (c *Conn) mapped(ctx context.Context, b []byte, fds Descriptors, own string
 // Pages returns the memory that Handshake has mapped.
 func (c *Conn) Pages() *Pages { return c.pages }
 
-// answered receives one answer of pfd to a handshake; an answer that ends the handshake is an
+// receiveAnswer receives one answer of pfd to a handshake; an answer that ends the handshake is an
 // error.
-func (c *Conn) answered(ctx context.Context, own string) ([]byte, Descriptors, error) {
+func (c *Conn) receiveAnswer(ctx context.Context, own string) ([]byte, Descriptors, error) {
 	var buf [MaxMessage]byte
 	n, fds, err := c.Receive(ctx, buf[:])
 	if errors.Is(err, io.EOF) {

@@ -114,7 +114,7 @@ func (c *claims) send(n *session.Node) error {
 		if c.host.NodeByID(id) != nil {
 			continue
 		}
-		err := n.Domains().Tell(id, device.MailboxDriver, words[:]...)
+		err := n.Manager().Tell(id, device.MailboxDriver, words[:]...)
 		if errors.Is(err, packetizer.ErrRefused) {
 			return nil
 		}
@@ -141,7 +141,7 @@ func (c *claims) fromPeer(n *session.Node, src mailbox.Source, words []uint64) {
 		}
 		c.log.Warn("another pfd claims PDIDs of this one: refused", "node", uint32(src.Node), "first", m.first, "last", m.last)
 		answer := claimMessage{conflictKind, c.first, c.last, m.number}.encode()
-		if err := n.Domains().Tell(src.Node, device.MailboxDriver, answer[:]...); err != nil {
+		if err := n.Manager().Tell(src.Node, device.MailboxDriver, answer[:]...); err != nil {
 			c.log.Warn("the refusal was not sent", "node", uint32(src.Node), "err", err)
 		}
 	}

@@ -190,7 +190,7 @@ func (u *upkeep) statusLine(ctx context.Context) string {
 	}
 	domains, faults, away := 0, uint64(0), ""
 	err := u.host.Each(ctx, control.AllNodes, func(n *session.Node) error {
-		domains += len(n.Domains().Domains())
+		domains += len(n.Manager().Domains())
 		faults += n.Stats().Total.Entries
 		return nil
 	})

@@ -66,7 +66,7 @@ func TestAttachmentComesAndGoes(t *testing.T) {
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
-		r.until("the domain is gone", func() bool { return r.node(1).Attached(0) == nil })
+		r.until("the domain is gone", func() bool { return r.node(1).Info(0) == nil })
 		if _, over := pages.Ended(); round == 0 && !over {
 			r.until("the pages say so", func() bool { _, over := pages.Ended(); return over })
 		}
@@ -95,7 +95,7 @@ func TestProcessThatDiesIsTakenDown(t *testing.T) {
 	if err := p.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	r.until("the domain is gone", func() bool { return r.node(0).Attached(0) == nil })
+	r.until("the domain is gone", func() bool { return r.node(0).Info(0) == nil })
 	if err := unix.Kill(holder, 0); err != nil {
 		t.Errorf("the process that held the socket was not there any more: %v", err)
 	}
@@ -127,7 +127,7 @@ func TestStuckDomainDelaysNobodyElse(t *testing.T) {
 	r.fake.do(func() { r.fake.nodes[0].InFlight[stuck.Slot] = 1 })
 	stuck.Close()
 	r.until("it drains", func() bool {
-		d, ok := r.node(0).Domains().Domain(int(stuck.Slot))
+		d, ok := r.node(0).Manager().Domain(int(stuck.Slot))
 		return ok && d.State.String() == control.DomainDraining
 	})
 	other := r.attach(hello())
@@ -140,7 +140,7 @@ func TestStuckDomainDelaysNobodyElse(t *testing.T) {
 		}
 		r.fake.nodes[0].InFlight[stuck.Slot] = 0
 	})
-	r.until("it is gone", func() bool { return r.node(0).Attached(int(stuck.Slot)) == nil })
+	r.until("it is gone", func() bool { return r.node(0).Info(int(stuck.Slot)) == nil })
 }
 
 func TestRefusals(t *testing.T) {
@@ -236,7 +236,7 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 	for err == nil {
 		err = deaf.Send(msg)
 	}
-	r.until("it is dropped", func() bool { return r.node(0).Attached(int(deaf.Slot)) == nil })
+	r.until("it is dropped", func() bool { return r.node(0).Info(int(deaf.Slot)) == nil })
 	if n := len(r.domainsOf(0)); n != 1 {
 		t.Errorf("%d domains are left, want the other one", n)
 	}
@@ -329,7 +329,7 @@ func TestEndOfThePFD(t *testing.T) {
 		r.cancel()
 		r.until("it drains", func() bool { return *r.state.Load() == control.StateDraining })
 		r.fake.do(func() {
-			if r.node(0).Attached(int(g.Slot)) == nil {
+			if r.node(0).Info(int(g.Slot)) == nil {
 				t.Error("the attachment ended before its transfer")
 			}
 			r.fake.nodes[0].setChannel(0, 0, device.Descriptor{Done: device.DoneCompleted}, device.ChannelState{})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/qemu/agent"
 )
 
@@ -350,6 +352,22 @@ func TestCommandExit(t *testing.T) {
 		err := commandExit(c.code, c.err)
 		if got := exitCode(err); got != c.want || errors.Is(err, errReported) != c.reported || c.err != nil && !strings.Contains(err.Error(), c.err.Error()) {
 			t.Errorf("%d, %v: exit code %d, %v", c.code, c.err, got, err)
+		}
+	}
+}
+
+// A list whose restriction is not known, because pfd's status fails, is an error and not a list
+// that claims to be complete.
+func TestUnknownScope(t *testing.T) {
+	answers := maps.Clone(fakeAnswers)
+	delete(answers, control.PathStatus)
+	d := startDaemon(t, answers)
+	for _, line := range []string{"domain", "counter", "fault", "fault stages"} {
+		for _, format := range []string{"table", "json"} {
+			code, out, errs := ctl(append(strings.Fields(line), "--socket", d.socket, "-o", format)...)
+			if code == exitOK || out != "" || !strings.Contains(errs, control.PathStatus) {
+				t.Errorf("%s as %s: exit code %d, output %q, standard error %q", line, format, code, out, errs)
+			}
 		}
 	}
 }

@@ -31,9 +31,9 @@ type listing[T any] struct {
 	all         *bool    // --all
 	fetch       func(c *control.Client, ctx context.Context, node int) ([]T, error)
 	place       func(*T) []int // the parts of an element's ID
-	log         bool           // an ID is a node, whose list may be empty
+	mayBeEmpty  bool           // an ID is a node, whose list may be empty
 	keep        func(t *T, named bool) bool
-	json        func(list []T, all bool) any // all is SeesAll of control.Status
+	json        func(list []T, seesAll bool) any // seesAll is that of control.Status
 	columns     []column[T]
 	flags       func(*cobra.Command)
 	after       func([]T) error // called after the table is written
@@ -65,11 +65,14 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		rows = slices.DeleteFunc(rows, func(t T) bool {
 			return !id.match(l.place(&t)...) || l.keep != nil && !l.keep(&t, whole)
 		})
-		scope := a.scope(cmd.Context(), c)
+		scope, err := a.askScope(cmd.Context(), c)
+		if err != nil {
+			return err
+		}
 		if a.wantJSON() {
 			return a.printJSON(l.json(rows, scope == ""))
 		}
-		if len(rows) == 0 && whole && !l.log {
+		if len(rows) == 0 && whole && !l.mayBeEmpty {
 			return fmt.Errorf("no %s %s: see `exanetctl %s`", l.name, args[0], l.name)
 		}
 		if len(rows) == 0 {
@@ -121,13 +124,13 @@ func (a *app) none(t *table, text, scope string) error {
 	return a.println(text)
 }
 
-// scope returns scopeOf pfd's status.
-func (a *app) scope(ctx context.Context, c *control.Client) string {
+// askScope asks pfd for its status and returns scopeOf it.
+func (a *app) askScope(ctx context.Context, c *control.Client) (string, error) {
 	s, err := c.Status(ctx)
 	if err != nil {
-		return "" // the request of the user itself has succeeded
+		return "", fmt.Errorf("whether pfd shows this user everything: %w", err)
 	}
-	return scopeOf(&s)
+	return scopeOf(&s), nil
 }
 
 // scopeOf returns a text about the restricted view of a user, or "" if the user sees all.

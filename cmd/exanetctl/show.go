@@ -93,8 +93,8 @@ func (a *app) nodeCommand() *cobra.Command {
 		name: "node", none: "no node answers: pfd has lost its device and waits for it: restart the server of the device (pfd --device); pfd's log has the reason", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
 		fetch: (*control.Client).Nodes,
 		place: func(n *control.Node) []int { return []int{n.Index} },
-		json: func(n []control.Node, all bool) any {
-			return control.Nodes{Version: control.Version, SeesAll: all, Nodes: n}
+		json: func(n []control.Node, seesAll bool) any {
+			return control.Nodes{Version: control.Version, SeesAll: seesAll, Nodes: n}
 		},
 		columns: []column[control.Node]{
 			{"NODE", 0, func(n *control.Node) any { return n.Index }},
@@ -172,8 +172,8 @@ func (a *app) domainCommand() *cobra.Command {
 		name: "domain", none: "no process is attached", short: "Show the protection domains, each of one process on one node", id: []string{"NODE", "SLOT"},
 		fetch: (*control.Client).Domains,
 		place: func(d *domain) []int { return []int{d.Node, d.Slot} },
-		json: func(d []domain, all bool) any {
-			return control.Domains{Version: control.Version, SeesAll: all, Domains: d}
+		json: func(d []domain, seesAll bool) any {
+			return control.Domains{Version: control.Version, SeesAll: seesAll, Domains: d}
 		},
 		columns: []column[domain]{
 			{"DOMAIN", 0, func(d *domain) any { return fmt.Sprintf("%d/%d", d.Node, d.Slot) }},
@@ -220,8 +220,8 @@ func (a *app) channelCommand() *cobra.Command {
 			owner, ok := live[[2]int{ch.Node, ch.Slot}]
 			return all || named || ok && (ch.PDID == 0 || owner == ch.PDID)
 		},
-		json: func(ch []channel, all bool) any {
-			return control.Channels{Version: control.Version, SeesAll: all, Channels: ch}
+		json: func(ch []channel, seesAll bool) any {
+			return control.Channels{Version: control.Version, SeesAll: seesAll, Channels: ch}
 		},
 		columns: []column[channel]{
 			{"CHANNEL", 0, func(ch *channel) any { return fmt.Sprintf("%d/%d/%d", ch.Node, ch.Slot, ch.Channel) }},
@@ -259,8 +259,8 @@ func (a *app) transactionCommand() *cobra.Command {
 		name: "transaction", none: "no block is in flight", short: "Show the transactions in flight, each a block of a transfer", id: []string{"NODE", "TRANSACTION"},
 		fetch: (*control.Client).Transactions,
 		place: func(x *transaction) []int { return []int{x.Node, int(x.ID)} },
-		json: func(x []transaction, all bool) any {
-			return control.Transactions{Version: control.Version, SeesAll: all, Transactions: x}
+		json: func(x []transaction, seesAll bool) any {
+			return control.Transactions{Version: control.Version, SeesAll: seesAll, Transactions: x}
 		},
 		columns: []column[transaction]{
 			{"TRANSACTION", 0, func(x *transaction) any { return fmt.Sprintf("%d/%d", x.Node, x.ID) }},
@@ -294,7 +294,9 @@ func (a *app) smmuCommand() *cobra.Command {
 		fetch: (*control.Client).SMMU,
 		place: func(b *bank) []int { return []int{b.Node, b.Bank} },
 		keep:  func(b *bank, named bool) bool { return all || named || b.PDID != 0 },
-		json:  func(b []bank, all bool) any { return control.SMMU{Version: control.Version, SeesAll: all, Banks: b} },
+		json: func(b []bank, seesAll bool) any {
+			return control.SMMU{Version: control.Version, SeesAll: seesAll, Banks: b}
+		},
 		columns: []column[bank]{
 			{"BANK", 0, func(b *bank) any { return fmt.Sprintf("%d/%d", b.Node, b.Bank) }},
 			{"PDID", 0, func(b *bank) any { return pdid(b.PDID) }},
@@ -315,7 +317,9 @@ func (a *app) fifoCommand() *cobra.Command {
 		name: "fifo", none: "no FIFO", short: "Show the page-fault FIFOs without removing entries", id: []string{"NODE"},
 		fetch: (*control.Client).FIFOs,
 		place: func(f *fifo) []int { return []int{f.Node} },
-		json:  func(f []fifo, all bool) any { return control.FIFOs{Version: control.Version, SeesAll: all, FIFOs: f} },
+		json: func(f []fifo, seesAll bool) any {
+			return control.FIFOs{Version: control.Version, SeesAll: seesAll, FIFOs: f}
+		},
 		columns: []column[fifo]{
 			{"NODE", 0, func(f *fifo) any { return f.Node }},
 			{"FIFO", 0, func(f *fifo) any { return f.Name }},
@@ -367,7 +371,10 @@ func (a *app) counterCommand() *cobra.Command {
 		}
 		none := len(counters) == 0 // this user has none
 		counters = slices.DeleteFunc(counters, func(c control.Counter) bool { return !strings.Contains(c.Name, part) })
-		scope := a.scope(cmd.Context(), client)
+		scope, err := a.askScope(cmd.Context(), client)
+		if err != nil {
+			return err
+		}
 		if a.wantJSON() {
 			return a.printJSON(control.Counters{Version: control.Version, SeesAll: scope == "", Counters: counters})
 		}
@@ -434,10 +441,10 @@ func wallTime(f *control.Fault) quantity {
 func faultListing() *listing[control.Fault] {
 	type fault = control.Fault
 	return &listing[fault]{
-		name: "fault", none: "no fault is in the log", log: true, short: "Show the last faults with the time of each stage", id: []string{"NODE"},
+		name: "fault", none: "no fault is in the log", mayBeEmpty: true, short: "Show the last faults with the time of each stage", id: []string{"NODE"},
 		place: func(f *fault) []int { return []int{f.Node} },
-		json: func(f []fault, all bool) any {
-			return control.Faults{Version: control.Version, SeesAll: all, Faults: f}
+		json: func(f []fault, seesAll bool) any {
+			return control.Faults{Version: control.Version, SeesAll: seesAll, Faults: f}
 		},
 		columns: []column[fault]{
 			{"DOMAIN", 0, func(f *fault) any { return fmt.Sprintf("%d/%d", f.Node, f.Slot) }},

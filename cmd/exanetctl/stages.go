@@ -40,7 +40,11 @@ the retransmission is requested). exanetctl trace measures the stages before and
 			if err != nil {
 				return err
 			}
-			scope, stages := a.scope(cmd.Context(), c), live.Stages(faults)
+			scope, err := a.askScope(cmd.Context(), c)
+			if err != nil {
+				return err
+			}
+			stages := live.Stages(faults)
 			if a.wantJSON() {
 				return a.printJSON(struct {
 					Version int          `json:"version"`

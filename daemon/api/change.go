@@ -21,7 +21,7 @@ const kickTime = 2 * time.Second
 // owned returns the domain that a request wants to change, if the peer may (Peer.sees). The
 // answer does not reveal whether there is a domain of another user. On the owning goroutine.
 func owned(n *session.Node, q *query) (domain.Domain, error) {
-	dom, ok := n.Domains().Domain(q.slot)
+	dom, ok := n.Manager().Domain(q.slot)
 	if ok && q.peer.sees(dom.UID) {
 		return dom, nil
 	}
@@ -39,7 +39,7 @@ func (srv *Server) grant(ctx context.Context, q *query) (any, error) {
 		if _, err := owned(n, q); err != nil {
 			return err
 		}
-		if err := n.Domains().Grant(q.slot, q.pdid); err != nil {
+		if err := n.Manager().Grant(q.slot, q.pdid); err != nil {
 			switch {
 			case errors.Is(err, domain.ErrNoDomain):
 				return &failure{http.StatusNotFound, control.CodeNotFound, err.Error()}
@@ -48,8 +48,8 @@ func (srv *Server) grant(ctx context.Context, q *query) (any, error) {
 			}
 			return err
 		}
-		dom, _ := n.Domains().Domain(q.slot)
-		r.Domain = viewDomain(n.Index(), &domainOf{dom, n.Attached(dom.Slot)})
+		dom, _ := n.Manager().Domain(q.slot)
+		r.Domain = viewDomain(n.Index(), &domainOf{dom, n.Info(dom.Slot)})
 		return nil
 	})
 	if err != nil {
@@ -68,7 +68,7 @@ func (srv *Server) kick(ctx context.Context, q *query) (any, error) {
 		if err != nil {
 			return err
 		}
-		r.Domain = viewDomain(n.Index(), &domainOf{dom, n.Attached(dom.Slot)})
+		r.Domain = viewDomain(n.Index(), &domainOf{dom, n.Info(dom.Slot)})
 		left = n.End(q.slot, attach.ReasonKicked)
 		return nil
 	})

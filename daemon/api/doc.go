@@ -2,7 +2,9 @@
 // and metrics.
 //
 // It sees the nodes and the attachments through Host, and by the plain values that session.Node
-// returns. Peer.sees alone decides what a peer may see and change.
+// returns. A peer that sees everything (Peer.All) may see and change everything. Peer.sees decides for
+// another one, by the uid of an object. For an object without a uid of its own, such as a channel,
+// seen finds the attachment that owns it (owns, ownsDomain, ownsPDID).
 //
 // The cost of a client is bounded: the connections of a uid, the size of a request, the time of
 // an answer, and how often the owner of a node is asked.

@@ -43,9 +43,9 @@ type seen[T any] struct {
 	err     error
 }
 
-// sees reports whether a peer may see an object of a slot and a PDID that began age ago (-1:
+// owns reports whether a peer may see an object of a slot and a PDID that began age ago (-1:
 // unknown). An object older than the slot's attachment belongs to a former one.
-func (s *seen[T]) sees(p Peer, slot int, pdid device.PDID, age int64) bool {
+func (s *seen[T]) owns(p Peer, slot int, pdid device.PDID, age int64) bool {
 	if p.All {
 		return true
 	}
@@ -53,16 +53,16 @@ func (s *seen[T]) sees(p Peer, slot int, pdid device.PDID, age int64) bool {
 		return false
 	}
 	t := &s.tenants[slot]
-	return t.PDID != 0 && t.PDID == pdid && t.UID == p.UID && age >= 0 && age <= t.Until-t.Since
+	return t.PDID != 0 && t.PDID == pdid && p.sees(t.UID) && age >= 0 && age <= t.Until-t.Since
 }
 
-// seesDomain is like sees, for an object that names the generation of its domain.
-func (s *seen[T]) seesDomain(p Peer, slot int, pdid device.PDID, gen device.Generation) bool {
+// ownsDomain is like owns, for an object that names the generation of its domain.
+func (s *seen[T]) ownsDomain(p Peer, slot int, pdid device.PDID, gen device.Generation) bool {
 	if p.All {
 		return true
 	}
 	t := &s.tenants[slot]
-	return t.PDID != 0 && t.PDID == pdid && t.Generation == gen && t.UID == p.UID
+	return t.PDID != 0 && t.PDID == pdid && t.Generation == gen && p.sees(t.UID)
 }
 
 // looks keeps the last result for the peers that do not see everything.
@@ -169,14 +169,14 @@ func (b *budget) wait(ctx context.Context, p Peer) {
 	}
 }
 
-// seesPDID is like sees, for an object that names only a PDID.
-func (s *seen[T]) seesPDID(p Peer, pdid device.PDID) bool {
+// ownsPDID is like owns, for an object that names only a PDID.
+func (s *seen[T]) ownsPDID(p Peer, pdid device.PDID) bool {
 	if p.All {
 		return true
 	}
 	for _, t := range s.tenants {
 		if pdid != 0 && t.PDID == pdid {
-			return t.UID == p.UID
+			return p.sees(t.UID)
 		}
 	}
 	return false

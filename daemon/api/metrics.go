@@ -70,7 +70,7 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 		if err != nil {
 			return err
 		}
-		live := n.Domains().Domains()
+		live := n.Manager().Domains()
 		s.gauge("domains", "protection domains in use", float64(len(live)), "node", node)
 		if m := srv.features.Sharing; m != nil {
 			s.shadow(m, n.Index())

@@ -35,8 +35,8 @@ func WithPeer(ctx context.Context, p Peer) context.Context {
 // noUID belongs to no user (uid_t -1: credentials(7), setuid(2)).
 const noUID = ^uint32(0)
 
-// sees reports whether the peer may see and change objects of a uid. It is the only place that
-// decides it.
+// sees reports whether the peer may see and change objects of a uid. A view that knows only a slot
+// or a PDID finds the uid first (seen.owns, ownsDomain, ownsPDID; Peer.shows).
 func (p Peer) sees(uid uint32) bool { return p.All || p.UID == uid }
 
 // peerOf returns the peer of a connection. It may see and change everything if it has

@@ -119,7 +119,7 @@ func pinnedOf(p *proc.Process) int64 {
 // processes lists the attached processes. On the owning goroutine.
 func processes(n *session.Node) (list []*proc.Process) {
 	for slot := range device.Slots {
-		if i := n.Attached(slot); i != nil {
+		if i := n.Info(slot); i != nil {
 			list = append(list, i.Process)
 		}
 	}
@@ -138,7 +138,7 @@ type numbers struct {
 func (srv *Server) numbers(ctx context.Context, q *query) (list []numbers, _ error) {
 	looks, err := srv.looks.accounts.lookAlways(ctx, srv.host, q, func(n *session.Node) (v [device.Slots]*session.Info, _ error) {
 		for slot := range v {
-			v[slot] = n.Attached(slot)
+			v[slot] = n.Info(slot)
 		}
 		return v, nil
 	})

@@ -39,7 +39,7 @@ func (srv *Server) viewStatus(ctx context.Context, q *query) (any, error) {
 	}
 	s.Handshakes = srv.host.Handshakes().Total()
 	err := srv.host.Each(ctx, control.AllNodes, func(n *session.Node) error {
-		s.Domains += len(n.Domains().Domains())
+		s.Domains += len(n.Manager().Domains())
 		s.Faults += n.Stats().Total.Entries
 		attached = append(attached, processes(n)...)
 		return nil
@@ -55,7 +55,7 @@ func (srv *Server) viewNodes(ctx context.Context, q *query) (any, error) {
 	r := control.Nodes{Version: control.Version, SeesAll: q.peer.All, Nodes: []control.Node{}}
 	looks, err := srv.looks.nodes.lookAlways(ctx, srv.host, q, func(n *session.Node) (control.Node, error) {
 		v, err := readNode(n.Bus(), n.Index())
-		v.Domains = len(n.Domains().Domains())
+		v.Domains = len(n.Manager().Domains())
 		if ended := srv.features.Ended; ended != nil {
 			v.Transfers = viewTransfers(ended(n.Index()).Sum())
 		}
@@ -77,8 +77,8 @@ func (srv *Server) viewNodes(ctx context.Context, q *query) (any, error) {
 func (srv *Server) viewDomains(ctx context.Context, q *query) (any, error) {
 	r := control.Domains{Version: control.Version, SeesAll: q.peer.All, Domains: []control.Domain{}}
 	looks, err := srv.looks.domains.look(ctx, srv.host, q, func(n *session.Node) (list []domainOf, _ error) {
-		for _, dom := range n.Domains().Domains() {
-			list = append(list, domainOf{dom, n.Attached(dom.Slot)})
+		for _, dom := range n.Manager().Domains() {
+			list = append(list, domainOf{dom, n.Info(dom.Slot)})
 		}
 		return list, nil
 	})
@@ -130,7 +130,7 @@ func (srv *Server) viewChannels(ctx context.Context, q *query) (any, error) {
 		for i := range l.v {
 			c := &l.v[i]
 			// A slot shows transfers of its former domain until a new one begins.
-			if !l.seesDomain(q.peer, c.slot, c.state.PDID, c.state.Generation) {
+			if !l.ownsDomain(q.peer, c.slot, c.state.PDID, c.state.Generation) {
 				continue
 			}
 			d, s := &c.descriptor, &c.state
@@ -170,7 +170,7 @@ func (srv *Server) viewTransactions(ctx context.Context, q *query) (any, error) 
 		now := l.v.now
 		for i := range l.v.list {
 			t := &l.v.list[i]
-			if !l.sees(q.peer, t.Slot, t.PDID, max(now-t.Began, 0)) {
+			if !l.owns(q.peer, t.Slot, t.PDID, max(now-t.Began, 0)) {
 				continue
 			}
 			v := control.Transaction{
@@ -205,7 +205,7 @@ func (srv *Server) viewSMMU(ctx context.Context, q *query) (any, error) {
 	})
 	for _, l := range looks {
 		for i, b := range l.v {
-			if !l.sees(q.peer, i, l.tenants[i].PDID, 0) {
+			if !l.owns(q.peer, i, l.tenants[i].PDID, 0) {
 				continue
 			}
 			if b.FSR == 0 && !q.peer.All {
@@ -231,7 +231,7 @@ func (srv *Server) viewFIFO(ctx context.Context, q *query) (any, error) {
 				f.Name = "txfifo"
 			}
 			for _, e := range v.entries {
-				if !l.seesPDID(q.peer, e.PDID) {
+				if !l.ownsPDID(q.peer, e.PDID) {
 					continue
 				}
 				f.Entries = append(f.Entries, control.FIFOEntry{

@@ -28,7 +28,7 @@ func (d *Host) Listed() func() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for s := range d.live {
-		return s.leaves
+		return s.awaitLeaving
 	}
 	return nil
 }

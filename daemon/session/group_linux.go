@@ -52,7 +52,7 @@ func (s *session) proveWith(o *session) error {
 	} else if err = o.proves(s); err != nil {
 		err = fmt.Errorf("%w: %w", errReached, err)
 	}
-	if err != nil && o.leaves() {
+	if err != nil && o.awaitLeaving() {
 		return nil
 	}
 	return err
@@ -64,9 +64,9 @@ const (
 	dyingTime = 100 * time.Millisecond // how long a task that exits may have lost its memory without having ended
 )
 
-// leaves reports whether the session leaves its group. The session of a dead process goes on
+// awaitLeaving reports whether the session leaves its group, and waits a while for that. The session of a dead process goes on
 // for a moment; then it starts no more accesses, and nobody needs a right over it.
-func (s *session) leaves() bool {
+func (s *session) awaitLeaving() bool {
 	timeout, look := time.NewTimer(dyingTime), time.NewTicker(time.Millisecond)
 	defer timeout.Stop()
 	defer look.Stop()

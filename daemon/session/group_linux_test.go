@@ -47,7 +47,7 @@ func leavesWhile(t *testing.T, dies bool) bool {
 		time.Sleep(100 * time.Millisecond) // its session goes on for a moment
 		close(s.leaving)
 	})
-	left := s.leaves()
+	left := s.awaitLeaving()
 	<-over
 	if !dies {
 		if err := k.Close(); err != nil {

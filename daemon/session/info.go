@@ -22,9 +22,9 @@ type Info struct {
 	Transfers *tally.Sum // nil: the machine does not count them
 }
 
-// Attached describes the attachment that has a slot, nil if there is none. On the owning
+// Info describes the attachment that has a slot, nil if there is none. On the owning
 // goroutine.
-func (n *Node) Attached(slot int) *Info {
+func (n *Node) Info(slot int) *Info {
 	s := n.sessions[slot]
 	if s == nil {
 		return nil

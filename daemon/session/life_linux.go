@@ -178,7 +178,7 @@ func (s *session) join(hello *attach.Hello) error {
 	}
 	s.log = s.log.With("slot", dom.Slot, "pdid", uint16(dom.PDID))
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Space: s.space(), ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
+		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Space: s.makeSpace(), ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
 		Gone:     func() { s.end(attach.ReasonProcess) },
 		Declined: func(source device.NodeID, r mailbox.RAPF) bool { return n.faults.Declined(dom.Slot, source, r) },
 		Log:      s.log,

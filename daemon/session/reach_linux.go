@@ -52,7 +52,7 @@ func (s *session) reach(peer attach.Peer) error {
 	} else if err != nil {
 		return refusal(attach.CodePermission, "%v", err)
 	}
-	return s.startHelper()
+	return s.awaitHelper()
 }
 
 // ServeMemory runs a memory helper (attach.HelperCommand): it serves the memory of the process
@@ -67,8 +67,8 @@ func ServeMemory() error {
 // IsMemoryHelper reports whether arguments are those of a memory helper.
 func IsMemoryHelper(args []string) bool { return len(args) == 2 && args[1] == attach.HelperCommand }
 
-// startHelper makes the process start its helper, and waits until it is ready.
-func (s *session) startHelper() error {
+// awaitHelper makes the process start its helper, and waits until it is ready.
+func (s *session) awaitHelper() error {
 	port, socket, err := memport.New()
 	if err != nil {
 		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))

@@ -282,8 +282,8 @@ func (n *Node) Down() bool { return n.down.Load() }
 // Bus returns the bus to its registers.
 func (n *Node) Bus() device.Bus { return n.bus }
 
-// Domains returns its domain manager, for use on the owning goroutine.
-func (n *Node) Domains() *domain.Manager { return n.domains }
+// Manager returns its domain manager, for use on the owning goroutine.
+func (n *Node) Manager() *domain.Manager { return n.domains }
 
 // Stats returns the counters of its fault driver. On the owning goroutine.
 func (n *Node) Stats() fault.Stats { return n.faults.Stats() }

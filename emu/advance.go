@@ -135,7 +135,7 @@ func (e *Engine) ran(c *call) *call {
 // returned handles a call that was made apart, or that has lost its lease.
 func (e *Engine) returned(c *call) {
 	if c.step == space.Touch {
-		e.late--
+		e.lateTouches--
 	}
 	if c = e.ran(c); c != nil {
 		e.tasks = append(e.tasks, c)

@@ -53,7 +53,7 @@ func (e *Engine) overtaken(late *call) {
 		late.node.accesses.LeasesLost++
 	}
 	if late.step == space.Touch {
-		e.late++
+		e.lateTouches++
 	}
 	e.spend(late)
 	late.late = true

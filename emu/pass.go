@@ -9,7 +9,7 @@ import (
 // pass does once everything that there is to do. ok is false if a call lost its lease: the caller must
 // touch nothing any more.
 //
-// It polls all processes. Then it does the urgent work or, if there is none, a piece of the data; it
+// It polls the hot processes. Then it does the urgent work or, if there is none, a piece of the data; it
 // ends if a process has published something meanwhile. So urgent work waits for one piece of data,
 // and a stream of urgent work leaves one piece in passWork to the data.
 func (e *Engine) pass() (busy, ok bool) {

@@ -62,7 +62,7 @@ func (e *Engine) touches(c *call) bool {
 	if c.slot == nil {
 		return c.node.sleepers[c.index].slowUntil <= e.clock.seen
 	}
-	return c.slot.unseenUntil <= e.clock.seen && e.late < mostLate
+	return c.slot.unseenUntil <= e.clock.seen && e.lateTouches < mostLate
 }
 
 // slowDown makes the engine make a slot's calls apart for a while, and those of new attachments of

@@ -20,10 +20,11 @@ const (
 
 	Adaptive = pagein.Adaptive
 
-	GUP   = pagein.GUP   // the Pager, from outside the process
+	GUP   = pagein.GUP   // the process's Space, from outside the process
 	Touch = pagein.Touch // the Delegate: the process itself, which also sends the RAPF (Driver.Declined)
-	UFFD  = pagein.UFFD  // the Pager, through userfaultfds of the process
-	// Populate is a Pager that waits for the process: it never runs on the owning goroutine.
+	UFFD  = pagein.UFFD  // its Space, through userfaultfds of the process
+	// Populate: the process itself, asked by its Space, which waits for the answer (space.NewAsked).
+	// The Space sends the question in one brief step; a long wait takes a thread of its own.
 	Populate = pagein.Populate
 )
 

@@ -68,7 +68,7 @@ func (r *Record) Began() int64 {
 	return r.Drained
 }
 
-// PageIn describes one call of a Pager, whether or not a fault waits for its pages. The times are
+// PageIn describes one page-in, whether or not a fault waits for its pages. The times are
 // nanoseconds of Config.Now.
 type PageIn struct {
 	Page           device.VA // the first

@@ -133,7 +133,7 @@ type call struct {
 // slot is the driver's state for one domain.
 type slot struct {
 	live   bool
-	gen    uint32 // counts the domains: a Call of an older one is ignored
+	gen    uint32 // counts the domains: a call of an older one is ignored
 	target Target
 	port   *packetizer.Port
 	counts Counts

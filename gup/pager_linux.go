@@ -39,8 +39,8 @@ var forbidden = sync.OnceValues(func() ([]byte, error) {
 // PageIn succeeds; the others are best effort. PageIn may sleep in the kernel for as long as the
 // process's memory makes it, so call it where that hurts nobody.
 //
-// The fault's kind comes from what the last proc.Walk saw at va if it saw a fault there; the
-// result never does.
+// If the last proc.Walk saw a fault at va, the result's Kind, New and There may come from that;
+// Resident never does.
 func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	if pages < 1 || pages > MaxPages {
 		return Result{Err: &Error{va, write, proc.ErrRange}}

@@ -44,8 +44,8 @@
 // # Faults
 //
 // No call pins a page. A page that is absent at either end delays only its own transfer. With
-// MethodTouch the library's own goroutine pages in when pfd asks it to; it runs from Attach to
-// Close. A destination that is unmapped or not writable fails the transfer with StatusDecode; the
+// MethodTouch and MethodPopulate the library's own goroutine pages in when pfd asks it to; it runs
+// from Attach to Close. A destination that is unmapped or not writable fails the transfer with StatusDecode; the
 // target process continues. Memory that the kernel does not page in fails it with ErrMemory
 // (status 11) after a second or more of equal failures; the node's fault log has the reason.
 // Memory that does not answer at all (a userfaultfd of the target that nobody serves) delays the

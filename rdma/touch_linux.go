@@ -130,9 +130,9 @@ type turn struct {
 // overtaken is not a page's address.
 const overtaken = 1
 
-// serveFaults is the page-fault goroutine: it pages in the pages that pfd asks for, and asks the
-// sender to retransmit the block (000 Touch-A-Page). If it sleeps in a page, another goroutine
-// takes over.
+// serveFaults is the page-fault goroutine: it pages in the pages that pfd asks for, and then asks
+// the sender to retransmit the block (method touch; 000 Touch-A-Page) or answers pfd (method
+// populate). If it sleeps in a page, another goroutine takes over.
 func (e *Endpoint) serveFaults() {
 	r := openResidence()
 	defer r.close()

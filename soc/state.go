@@ -139,7 +139,7 @@ func (n *Node) copyDescriptor(slot, ch int, words *[device.DescriptorWords]uint6
 	}
 }
 
-// doorbell copies a descriptor exactly once and passes the copy to the firmware.
+// doorbell reads a descriptor from the BTCM exactly once and passes the copy to the firmware.
 func (n *Node) doorbell(slot, ch int) {
 	if n.ctrl&device.CtrlEnable == 0 || slot < 0 || slot >= device.Slots || ch < 0 || ch >= device.ChannelsPerSlot {
 		n.counts[device.DoorbellDenied]++

@@ -19,13 +19,13 @@ type View interface {
 	PageIn(va device.VA, pages int, write bool) (entered, filled uint64)
 }
 
-// The stages of an operation, each the last step that was started. At zero the other Space has the
+// The stages of an operation, each the step that was started last. At zero the other Space has the
 // operation.
 const (
-	touched stage = iota + 1 // access through the mapping
-	entered                  // walk of the other Space, whose pages are then entered in the view
-	looked                   // walk of the file
-	filled                   // page-in into the file
+	touching stage = iota + 1 // access through the mapping
+	entering                  // walk of the other Space, whose pages are then entered in the view
+	looking                   // walk of the file
+	filling                   // page-in into the file
 )
 
 type shared struct {
@@ -45,11 +45,11 @@ func NewShared(v View, other Space, byFile bool) Space { return &shared{other, v
 func (s *shared) Start(op *Op, now int64, touch bool) Step {
 	switch {
 	case !op.PagesIn() && touch:
-		op.stage = touched
+		op.stage = touching
 		return Touch
 	case op.PagesIn() && s.byFile:
 		if _, n := s.view.Shares(op.VA, op.Pages, op.Write); n > 0 {
-			op.stage = filled
+			op.stage = filling
 			return Run
 		}
 	}
@@ -59,15 +59,15 @@ func (s *shared) Start(op *Op, now int64, touch bool) Step {
 // Run implements Space.
 func (s *shared) Run(op *Op) {
 	switch op.stage {
-	case touched:
+	case touching:
 		op.hit = s.touch(op)
-	case looked:
+	case looking:
 		op.Walked = proc.Walk{Absent: s.view.Look(op.VA, op.Pages)}
-	case filled:
+	case filling:
 		there, new := s.view.PageIn(op.VA, op.Pages, op.Write)
 		op.Paged = gup.Result{Resident: there}
 		op.Paged.Since(there &^ new)
-	case entered:
+	case entering:
 		if s.Space.Run(op); op.Err == nil {
 			s.view.Enter(op.VA, op.Pages, ^(op.Walked.Absent | op.Walked.Denied))
 		}
@@ -105,24 +105,24 @@ func (s *shared) touch(op *Op) bool {
 // Next implements Space.
 func (s *shared) Next(op *Op, now int64) Step {
 	switch op.stage {
-	case touched:
+	case touching:
 		switch {
 		case op.hit:
 			return Over
 		case op.Shared && s.byFile:
-			op.stage = looked
+			op.stage = looking
 			return Run
 		case op.Shared:
-			op.stage = entered
+			op.stage = entering
 		default:
 			op.stage = 0
 		}
-	case filled:
+	case filling:
 		if op.Paged.Resident&1 != 0 {
 			return Over
 		}
 		op.stage = 0 // in swap, or nothing fills the page: the other Space pages it in
-	case entered, looked:
+	case entering, looking:
 		return Over
 	default:
 		return s.Space.Next(op, now)

@@ -23,15 +23,15 @@ func (s *session) makeSpace() space.Space {
 	if s.view != nil {
 		mem = space.NewShared(s.view, mem, s.memport != nil)
 	}
-	shares := s.d.features.Sharing != nil
+	elsewhere := s.d.features.Sharing != nil // the device, which walks pfd's own tables
 	switch {
 	case s.method == pagein.Populate:
 		p := space.Process{Looks: s.process, Ask: s.delegate().numbered, Answers: s.served}
 		if s.memport != nil {
 			p.Looks, p.Slow = s.memport, true
 		}
-		return space.NewAsked(p, mem, !shares)
-	case shares && s.regions == nil:
+		return space.NewAsked(p, mem, !elsewhere) // the engine polls it, mediate does not
+	case elsewhere && s.regions == nil:
 		return nil
 	}
 	return mem

@@ -1,5 +1,5 @@
 // Package owner is the loop of the goroutine that owns the state of a machine's nodes: its inbox,
-// to which any goroutine posts; the processes and descriptors that it serves; and how it sleeps
+// to which any goroutine posts; the processes and file descriptors that it serves; and how it sleeps
 // when idle. The work itself belongs to its user, whose passes call Take and Look, and which
 // sleeps by
 //
@@ -27,7 +27,7 @@ import (
 const (
 	// quietTime is how long a process must publish nothing before it becomes cold.
 	quietTime = int64(time.Millisecond)
-	// pollTime is the interval between polls of the descriptors while the owner is busy: the kick
+	// pollTime is the interval between polls of the file descriptors while the owner is busy: the kick
 	// of a cold process may wait that long.
 	pollTime = int64(50 * time.Microsecond)
 	// scanTime is the interval between polls of the cold processes themselves. A process that
@@ -54,7 +54,7 @@ type Loop[M, S any] struct {
 	vain      *quota.Rate           // kicks without work
 	scanned   int64                 // when the cold processes were polled last
 	woken     bool                  // the owner has slept since
-	polled    int64                 // when the descriptors were last polled
+	polled    int64                 // when the file descriptors were last polled
 	dozing    bool                  // the asleep flags of the hot processes are set
 	fired     [64]unix.EpollEvent
 	waiting   int // of fired: not yet handled
@@ -78,7 +78,7 @@ func New[M, S any](u User[S]) (*Loop[M, S], error) {
 	return l, nil
 }
 
-// Close releases the loop's descriptors. The owner must not run. Any goroutine may call it, even
+// Close releases the loop's file descriptors. The owner must not run. Any goroutine may call it, even
 // repeatedly.
 func (l *Loop[M, S]) Close() error {
 	err := l.close()
@@ -108,7 +108,7 @@ func (l *Loop[M, S]) Do(f func()) bool {
 	}
 }
 
-// Watch makes User.Fired be called, and the owner wake, when a descriptor becomes readable.
+// Watch makes User.Fired be called, and the owner wake, when a file descriptor becomes readable.
 func (l *Loop[M, S]) Watch(fd int) error {
 	// Edge-triggered and never read: a peer could make its eventfd block.
 	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
@@ -261,14 +261,14 @@ func (l *Loop[M, S]) Rung() bool {
 	return false
 }
 
-// Poll polls the descriptors. It must not be called between Doze and Rouse.
+// Poll polls the file descriptors. It must not be called between Doze and Rouse.
 func (l *Loop[M, S]) Poll(now int64) {
 	l.Wait(0)
-	l.take(now)
+	l.fire(now)
 }
 
-// take handles the descriptors that have fired.
-func (l *Loop[M, S]) take(now int64) {
+// fire handles the file descriptors that have fired.
+func (l *Loop[M, S]) fire(now int64) {
 	n := l.waiting
 	l.waiting, l.polled = 0, now
 	if n == len(l.fired) {
@@ -304,11 +304,11 @@ func (l *Loop[M, S]) Wait(timeout time.Duration) bool {
 	return l.waiting > 0
 }
 
-// Rouse undoes Doze and handles the descriptors that have fired.
+// Rouse undoes Doze and handles the file descriptors that have fired.
 func (l *Loop[M, S]) Rouse(now int64) {
 	l.asleep.Store(false)
 	l.dozing, l.woken = false, true
-	l.take(now)
+	l.fire(now)
 	for _, p := range l.hot {
 		p.setAsleep(false)
 	}

@@ -92,7 +92,7 @@ func (e *Engine) push(q *fifo.FIFO, h *wire.Header, src device.NodeID, pdid devi
 		}
 		switch q.Push(device.FaultEntry{
 			Source: src, Transaction: h.ID, Sequence: h.Seq, PDID: pdid,
-			Page: uint64(page) >> device.PageShift, Response: 2,
+			Page: uint64(page) >> device.PageShift, Response: device.ResponseSlaveError,
 		}, ext) {
 		case fifo.Pushed:
 			e.cfg.Counts[device.FIFOPush]++

@@ -10,5 +10,4 @@
 //
 // The port's memory (docs/attach.md, "The memory helper"; defined by this project) is a header of
 // words, sixteen requests, and 256 KiB of data for each.
-// words, sixteen requests, and 256 KiB of data for each.
 package memport

@@ -436,15 +436,15 @@ func runs(pages uint64, f func(first, n int) (int, error), skip func(rest uint64
 	return done, met
 }
 
-// Enter enters those of 1 to 64 pages from the one of va on that there names, if the file has
-// them. It returns a bitmap of the pages that are entered now. A swapped page is read from swap.
-func (v *View) Enter(va device.VA, pages int, there uint64) (entered uint64) {
-	return v.into(va, pages, there, false)
+// Enter enters those of 1 to 64 pages from the one of va on whose bits in present are set, if the
+// file has them. It returns a bitmap of the pages that are entered now. A swapped page is read from swap.
+func (v *View) Enter(va device.VA, pages int, present uint64) (entered uint64) {
+	return v.into(va, pages, present, false)
 }
 
 // into implements Enter. anew also tries pages recorded as entered, which may have been punched
 // out since.
-func (v *View) into(va device.VA, pages int, there uint64, anew bool) (entered uint64) {
+func (v *View) into(va device.VA, pages int, present uint64, anew bool) (entered uint64) {
 	if !v.mu.TryRLock() {
 		return 0
 	}
@@ -457,7 +457,7 @@ func (v *View) into(va device.VA, pages int, there uint64, anew bool) (entered u
 	for i := 0; i < pages; {
 		n, ok := v.table(s, first+i)
 		n = min(n, pages-i)
-		want := there >> i & span(n)
+		want := present >> i & span(n)
 		if !anew {
 			want &^= s.bits(first+i, n)
 		}
@@ -468,7 +468,7 @@ func (v *View) into(va device.VA, pages int, there uint64, anew bool) (entered u
 		}
 		i += n
 	}
-	return there & s.bits(first, pages)
+	return present & s.bits(first, pages)
 }
 
 // enter enters pages from number first on, up to one that the file does not have or that is

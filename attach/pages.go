@@ -79,9 +79,9 @@ func (p *Pages) Ring(ch int) bool {
 	return p.cas64(DoorbellPage, 0, uint64(ch&(device.ChannelsPerSlot-1))+1)
 }
 
-// Kicked announces that something was published (a doorbell, a send). It reports whether pfd
+// Kick announces that something was published (a doorbell, a send). It reports whether pfd
 // sleeps, so that the caller must write 1 to the attachment's eventfd.
-func (p *Pages) Kicked() (asleep bool) {
+func (p *Pages) Kick() (asleep bool) {
 	p.add32(WakeKick, 1)
 	return p.load32(WakeAsleep) != 0
 }
@@ -169,11 +169,11 @@ func (p *Pages) SetDone(ch int, done uint32, status, paused uint8) {
 	p.store32(o+device.DescDone, done)
 }
 
-// Kick returns the kick word. It has changed if the process has published something since the last
-// call.
-func (p *Pages) Kick() uint32 { return p.load32(WakeKick) }
+// Kicks returns how often the process has kicked (Kick), modulo 2^32. It has changed if the process
+// has published something since the last call.
+func (p *Pages) Kicks() uint32 { return p.load32(WakeKick) }
 
-// SetAsleep says whether pfd sleeps. After SetAsleep(true) pfd must check Kick again before it
+// SetAsleep says whether pfd sleeps. After SetAsleep(true) pfd must check Kicks again before it
 // sleeps: either pfd sees the kick, or the process sees the flag (both sides store first, then
 // load).
 func (p *Pages) SetAsleep(asleep bool) {

@@ -123,15 +123,15 @@ func TestPageLayout(t *testing.T) {
 		t.Error("packetizer channel not answered")
 	}
 
-	if p.Kicked() || u32(0x3004) != 1 || p.Kick() != 1 {
+	if p.Kick() || u32(0x3004) != 1 || p.Kicks() != 1 {
 		t.Error("kick word")
 	}
 	p.SetAsleep(true)
-	if u32(0x3000) != 1 || !p.Kicked() {
+	if u32(0x3000) != 1 || !p.Kick() {
 		t.Error("asleep flag")
 	}
 	p.SetAsleep(false)
-	if p.Kicked() {
+	if p.Kick() {
 		t.Error("asleep flag not taken back")
 	}
 	p.Notify()
@@ -191,7 +191,7 @@ func TestHostilePages(t *testing.T) {
 			p.SetPktzStatus(ch, 2)
 		}
 		p.TakeDoorbell()
-		p.Kick()
+		p.Kicks()
 		p.SetAsleep(true)
 		p.Notify()
 		p.End(ReasonKicked)
@@ -211,14 +211,14 @@ func TestPagesAllocateNothing(t *testing.T) {
 		p.Publish(3, &d)
 		p.Ring(3)
 		p.Send(1, 2, 1, 42)
-		p.Kicked()
+		p.Kick()
 		p.TakeDoorbell()
 		p.TakeSend(1, &m)
 		p.SetPktzStatus(1, 0)
 		p.Descriptor(3, &d)
 		p.SetDone(3, 1, 0, 0)
 		p.SetAsleep(false)
-		p.Kick()
+		p.Kicks()
 		p.Notify()
 		p.AddWaiters(1)
 		p.Notify() // with the system call

@@ -263,7 +263,7 @@ func (g *scriptGuest) receive(ctx context.Context, keeper int) {
 }
 
 func (g *scriptGuest) kick() {
-	g.pages.Kicked()
+	g.pages.Kick()
 	if len(g.fds) > 1 {
 		_, _ = unix.Write(g.fds[1], binary.NativeEndian.AppendUint64(nil, 1))
 	}

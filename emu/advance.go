@@ -28,7 +28,7 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.moved[:c.count])
 	c.op, c.space, c.queue, c.err, c.node, c.slot = nil, nil, nil, nil, nil, nil
 	c.count, c.from = 0, 0
-	c.begun, c.behind, c.asks, c.late, c.refused, c.asked = false, false, false, false, false, false
+	c.begun, c.long, c.asks, c.late, c.refused, c.asked = false, false, false, false, false, false
 	e.free = append(e.free, c)
 }
 
@@ -93,7 +93,7 @@ func (e *Engine) advance(c *call, step space.Step) *call {
 	case step == space.Apart, e.slow(s):
 		e.makeApart(c)
 		return nil
-	case c.behind && step == space.Run && e.takes(c):
+	case c.long && step == space.Run && e.takes(c):
 		e.apart.make(c)
 		return nil
 	}

@@ -30,9 +30,9 @@ func (b *bus) Serve(ctx context.Context, h device.Handler) error {
 }
 
 // PageIn implements space.Machine.
-func (b *bus) PageIn(slotIndex int, op *space.Op, behind bool) {
+func (b *bus) PageIn(slotIndex int, op *space.Op, long bool) {
 	c := b.engine.newCall()
-	c.node, c.op, c.behind = b.node, op, behind
+	c.node, c.op, c.long = b.node, op, long
 	if slotIndex >= 0 && slotIndex < device.Slots {
 		c.slot, c.index = b.node.slots[slotIndex], slotIndex
 	}

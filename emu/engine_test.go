@@ -131,7 +131,7 @@ func (r *rig) ring(ch int, d device.Descriptor) {
 	for !p.Ring(ch) { // until the last doorbell is taken
 		runtime.Gosched()
 	}
-	if p.Kicked() {
+	if p.Kick() {
 		_, _ = unix.Write(r.sides[0].mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
 }

@@ -34,7 +34,7 @@ func TestPausedBlockMeetsTheNextProcess(t *testing.T) {
 	p := r.sides[0].pages
 	p.Publish(0, &d)
 	p.Ring(0)
-	if p.Kicked() {
+	if p.Kick() {
 		_, _ = unix.Write(r.sides[0].mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
 	patience := time.Now().Add(2 * time.Minute)

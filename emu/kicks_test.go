@@ -19,7 +19,7 @@ func TestVainKicks(t *testing.T) {
 	l.attach(0, 1)
 	l.attach(1, 2)
 	kick := func(m *attach.Memory) {
-		m.Pages.Kicked()
+		m.Pages.Kick()
 		one := [8]byte{1}
 		_, _ = unix.Write(m.WakeFD(), one[:])
 	}

@@ -93,7 +93,7 @@ func (p *pair) start(ch int, d device.Descriptor) {
 	for !p.mem[0].Ring(ch) {
 		time.Sleep(10 * time.Microsecond)
 	}
-	if p.mem[0].Kicked() {
+	if p.mem[0].Kick() {
 		_, _ = unix.Write(p.mem[0].WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
 }

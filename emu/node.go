@@ -97,7 +97,7 @@ type call struct {
 	begun   bool        // there is a current step
 	queue   *queue.Access
 	err     error // of queue
-	behind  bool  // a page-in for which no block waits yet
+	long    bool  // a page-in of many pages
 	charged bool  // it counts in the engine's budget of threads
 	late    bool  // it has lost its lease
 	refused bool  // nothing of it is tried

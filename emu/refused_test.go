@@ -143,7 +143,7 @@ func TestMoveThatIsAlwaysRefused(t *testing.T) {
 	m.page.Store(uint64(suite.VA(src)) + 9*device.PageSize)
 	p.mem[1].Publish(0, &device.Descriptor{Src: suite.VA(src), Dst: suite.VA(other), Size: size, DstNode: 0, DstGeneration: p.gens[0]})
 	p.mem[1].Ring(0)
-	if p.mem[1].Kicked() {
+	if p.mem[1].Kick() {
 		_, _ = unix.Write(p.mem[1].WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
 	back := &pair{mem: [2]*attach.Memory{p.mem[1], p.mem[0]}}

@@ -168,7 +168,7 @@ func (r *remoteBus) Post(f func()) {
 }
 
 // PageIn makes the device page in, and runs Done on the goroutine of Serve.
-func (r *remoteBus) PageIn(slot int, op *space.Op, behind bool) {
+func (r *remoteBus) PageIn(slot int, op *space.Op, long bool) {
 	o := *op
 	o.Done = func() {
 		r.Post(func() {
@@ -176,7 +176,7 @@ func (r *remoteBus) PageIn(slot int, op *space.Op, behind bool) {
 			op.Done()
 		})
 	}
-	r.inner.Post(func() { r.memory.PageIn(slot, &o, behind) })
+	r.inner.Post(func() { r.memory.PageIn(slot, &o, long) })
 }
 
 // Serve runs the driver until ctx ends.

@@ -124,7 +124,7 @@ type call struct {
 	span
 	slot   int
 	gen    uint32
-	behind bool   // not the first slice of its span
+	behind bool   // not the first slice of its span: no block waits for its pages yet
 	began  int64  // when it was launched
 	number uint64 // slot.began at that time
 	stuck  bool   // it has run for more than stuckTime

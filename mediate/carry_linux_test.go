@@ -82,7 +82,7 @@ func (s *side) PageIn(device.VA, int, bool) gup.Result {
 
 // kick wakes the machine after a publication.
 func (s *side) kick() {
-	if s.pages.Kicked() {
+	if s.pages.Kick() {
 		// The eventfd is not full: no wake-up is lost.
 		_, _ = unix.Write(s.pages.WakeFD(), binary.NativeEndian.AppendUint64(nil, 1))
 	}

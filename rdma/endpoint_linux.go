@@ -363,7 +363,7 @@ func (e *Endpoint) settleLocked(ch int) bool {
 
 // kickLocked announces that something was published, and wakes pfd if it sleeps.
 func (e *Endpoint) kickLocked() {
-	if e.pages.Kicked() && e.wake >= 0 {
+	if e.pages.Kick() && e.wake >= 0 {
 		var one [8]byte
 		binary.NativeEndian.PutUint64(one[:], 1)
 		// EAGAIN means that the counter is at its maximum, so pfd is awake.

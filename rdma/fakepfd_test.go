@@ -221,7 +221,7 @@ func (e *engine) run() error {
 	}
 	last := uint32(0) // as in new memory: the process may have kicked already
 	for {
-		for k := e.p.Kick(); k != last; k = e.p.Kick() {
+		for k := e.p.Kicks(); k != last; k = e.p.Kicks() {
 			last = k
 			if !e.f.deaf.Load() {
 				if err := e.serve(); err != nil {
@@ -230,7 +230,7 @@ func (e *engine) run() error {
 			}
 		}
 		e.p.SetAsleep(true)
-		if e.p.Kick() == last {
+		if e.p.Kicks() == last {
 			var ev [2]unix.EpollEvent
 			n, err := unix.EpollWait(ep, ev[:], -1)
 			if err != nil && !errors.Is(err, unix.EINTR) {

@@ -143,9 +143,9 @@ func (c *Costs) later(f *wire.Frame) int64 {
 
 // work returns how long a page-in takes: its own duration and that of earlier ones. Page-ins that
 // faults wait for use one processor, those that policies add use another one.
-func (c *Costs) work(n *Node, slot int, op *space.Op, behind bool) int64 {
+func (c *Costs) work(n *Node, slot int, op *space.Op, long bool) int64 {
 	lane, d := 0, c.Call
-	if behind {
+	if long {
 		lane, d = 1, 0 // not started by an interrupt
 	}
 	d += int64(n.process[slot].missing(op.VA, op.Pages)) * c.Page

@@ -436,11 +436,11 @@ func (n *Node) Serve(context.Context, device.Handler) error {
 func (n *Node) Post(f func()) { n.world.after(0, n.alive(f)) }
 
 // PageIn implements space.Machine: the pages are there when their duration has passed.
-func (n *Node) PageIn(slot int, op *space.Op, behind bool) {
+func (n *Node) PageIn(slot int, op *space.Op, long bool) {
 	var d int64
 	if costs := n.world.cfg.Costs; costs != nil {
-		d = costs.work(n, slot, op, behind)
-	} else if d = 4500 + n.world.memoryTime(); behind {
+		d = costs.work(n, slot, op, long)
+	} else if d = 4500 + n.world.memoryTime(); long {
 		d += 20000
 	}
 	n.world.after(d, n.alive(func() {

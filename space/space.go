@@ -182,8 +182,8 @@ func Do(s Space, op *Op) {
 // Machine is the part of a node's machine by which a driver pages in.
 type Machine interface {
 	// PageIn starts an operation that pages in memory of the process that is attached to a slot. It
-	// is called on the owning goroutine and does not wait; op.Done is called there later. behind
-	// means that no block waits for these pages yet: the page-in is long, tens of microseconds, and
-	// should use another CPU. One operation that is behind and one that is not may run concurrently.
-	PageIn(slot int, op *Op, behind bool)
+	// is called on the owning goroutine and does not wait; op.Done is called there later. long
+	// means that the page-in takes tens of microseconds or waits for the process, and should use
+	// another CPU. A long operation and one that is not may run concurrently.
+	PageIn(slot int, op *Op, long bool)
 }

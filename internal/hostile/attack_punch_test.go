@@ -41,7 +41,7 @@ func punchPages(ctx context.Context, o order, did func()) error {
 		}
 		// pfd reads the pages.
 		r.Ring(0)
-		r.Kicked()
+		r.Kick()
 		_, _ = unix.Write(r.fds[1], []byte{1, 0, 0, 0, 0, 0, 0, 0})
 		did()
 		if err != nil { // the seals forbid it

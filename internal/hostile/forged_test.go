@@ -443,7 +443,7 @@ func turnedAgainstPfd(t *testing.T, w *world) {
 	if !liar.Ring(0) {
 		t.Fatal("the doorbell is taken")
 	}
-	liar.Kicked()
+	liar.Kick()
 	if done, status := liar.end(0); done != device.DoneCompleted {
 		t.Errorf("done %d, status %d", done, status)
 	}
@@ -452,7 +452,7 @@ func turnedAgainstPfd(t *testing.T, w *world) {
 		for i := 0; i < device.PageSize; i += 8 {
 			putWord(liar.Bytes()[page+i:], ^uint64(0))
 		}
-		liar.Kicked() // the eventfd would block, but only this process
+		liar.Kick() // the eventfd would block, but only this process
 		b.some()
 	}
 	// A message that no attachment sends after its handshake is refused.

@@ -56,7 +56,7 @@ func (w *world) raw(h attach.Hello) *raw {
 
 // kick notifies pfd of a publication.
 func (r *raw) kick() {
-	if r.Kicked() {
+	if r.Kick() {
 		one := binary.NativeEndian.AppendUint64(nil, 1)
 		_, _ = unix.Write(r.fds[1], one)
 	}

@@ -126,7 +126,7 @@ func (l *Loop[M, S]) Attach(p *Process[S], now int64) error {
 	if err := l.Watch(p.Wake); err != nil {
 		return err
 	}
-	p.kick = p.Pages.Kick() - 1 // so that what it has published before is found
+	p.kick = p.Pages.Kicks() - 1 // so that what it has published before is found
 	l.processes[int32(p.Wake)] = p
 	p.here = true
 	l.Heat(p, now)
@@ -194,7 +194,7 @@ func (l *Loop[M, S]) Look(now int64, enough func() bool) (any bool) {
 			l.turn = 0
 		}
 		p := l.hot[l.turn]
-		switch k := p.Pages.Kick(); {
+		switch k := p.Pages.Kicks(); {
 		case p.muted != 0 && l.deaf(p, now):
 		case k != p.kick || p.sends:
 			any = l.kicked(p, k, now) || any

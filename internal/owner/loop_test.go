@@ -75,7 +75,7 @@ func (r *rig) ok(err error) {
 
 // kick announces what a process has published, as package rdma does.
 func (r *rig) kick(i int) {
-	if r.memory[i].Kicked() {
+	if r.memory[i].Kick() {
 		one := [8]byte{1}
 		_, err := unix.Write(r.memory[i].WakeFD(), one[:])
 		r.ok(err)
@@ -148,7 +148,7 @@ func TestCold(t *testing.T) {
 	}
 	// It is hot: its eventfd need not be written now.
 	r.memory[1].Ring(6)
-	if r.memory[1].Kicked() {
+	if r.memory[1].Kick() {
 		t.Error("a hot process is told that the owner sleeps")
 	}
 	r.pass(0, "1 rings for 6")
@@ -164,24 +164,24 @@ func TestCold(t *testing.T) {
 	// A process with an unseen kick does not become cold.
 	p := r.processes[0]
 	r.Heat(p, r.now)
-	r.memory[0].Kicked()
-	if r.cool(0) || r.memory[0].Kicked() {
+	r.memory[0].Kick()
+	if r.cool(0) || r.memory[0].Kick() {
 		t.Error("a process with an unseen publication becomes cold")
 	}
 	// Processes that become hot while the owner dozes still wake it.
 	r.Doze()
 	r.Heat(r.processes[2], r.now)
-	if !r.memory[2].Kicked() {
+	if !r.memory[2].Kick() {
 		t.Error("a process is not told that the owner sleeps")
 	}
 	r.Rouse(r.now)
-	if r.memory[2].Kicked() {
+	if r.memory[2].Kick() {
 		t.Error("a process is not told that the owner is awake")
 	}
 	// One whose eventfd is full waits for another wake-up.
 	r.pass(2 * time.Millisecond)
 	r.memory[2].Ring(7)
-	r.memory[2].Kicked()
+	r.memory[2].Kick()
 	r.Doze()
 	r.Rouse(r.now)
 	if left := r.Timeout(r.now); left < 0 || left > time.Duration(scanTime) {

@@ -57,7 +57,7 @@ type Helper interface{ SetAsleep(asleep bool) }
 func (p *Process[S]) Muted() bool { return p.muted != 0 }
 
 // Seen reports whether the owner has seen the process's last kick.
-func (p *Process[S]) Seen() bool { return p.Pages.Kick() == p.kick }
+func (p *Process[S]) Seen() bool { return p.Pages.Kicks() == p.kick }
 
 // setAsleep tells the process and its helper whether they must wake the owner.
 func (p *Process[S]) setAsleep(asleep bool) {

@@ -172,7 +172,7 @@ func (r *Rig) Start(ch int, d device.Descriptor) {
 			r.t.Fatal("the doorbell is not taken")
 		}
 	}
-	if p.Kicked() {
+	if p.Kick() {
 		one := binary.NativeEndian.AppendUint64(nil, 1)
 		_, _ = unix.Write(r.sides[0].mem.WakeFD(), one)
 	}

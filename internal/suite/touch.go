@@ -110,7 +110,7 @@ func (p *toucher) serve(f *netlink.Fault) {
 		}
 		time.Sleep(10 * time.Microsecond)
 	}
-	if p.mem.Kicked() {
+	if p.mem.Kick() {
 		_, _ = unix.Write(p.mem.WakeFD(), binary.NativeEndian.AppendUint64(nil, 1))
 	}
 }

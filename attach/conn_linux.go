@@ -24,7 +24,7 @@ const (
 	// HandshakeTimeout is how long either side waits for the other's part of the handshake, unless
 	// its context has a deadline.
 	HandshakeTimeout = 5 * time.Second
-	// sendTimeout is how long a message may wait for a peer that does not read.
+	// sendTimeout is how long one of Send's two tries may wait for a peer that does not read.
 	sendTimeout = time.Second
 )
 

@@ -128,7 +128,8 @@ func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, er
 	return w, fds, nil
 }
 
-// finishHandshake maps the memory of message b, confirms it, and receives the welcome.
+// finishHandshake maps the pages of message b, confirms that, starts a memory helper if pfd asks for
+// one, and receives the welcome.
 func (c *Conn) finishHandshake(ctx context.Context, b []byte, fds Descriptors, own string) (Welcome, error) {
 	if _, err := decode(b, TypeMemory, headerSize); err != nil {
 		return Welcome{}, err
@@ -259,10 +260,10 @@ func (c *Conn) Refuse(code Code, refused Type, text string) error {
 	return c.Send(r.Append(nil))
 }
 
-// Offer sends a process its memory and a netlink socket, and waits until it has mapped the memory
-// and named its keeper, which Peer then returns. After that no process can remove the pages. The
-// caller still owns the descriptors. Offer answers any other message with a refusal and returns
-// the error.
+// Offer sends a process the attachment's pages and a netlink socket, and waits until it has mapped
+// the pages and named its keeper, which Peer then returns. After that no process can remove the
+// pages. The caller still owns the descriptors. Offer answers any other message with a refusal and
+// returns the error.
 func (c *Conn) Offer(ctx context.Context, m *Memory, netlink int) error {
 	if err := c.TakeDescriptors(); err != nil {
 		return err
@@ -310,7 +311,7 @@ func (c *Conn) Welcome(w Welcome) error {
 }
 
 // End tells the process that its attachment has ended, and shuts down the connection, which Serve
-// closes. pfd calls it after Pages.End, when nothing of the domain is in flight.
+// closes. pfd calls it after Pages.End, when nothing of the domain is in flight or pfd itself ends.
 func (c *Conn) End(r Reason, text string) error {
 	e := Ended{Product: Product(), Reason: r, Text: text}
 	return errors.Join(c.Send(e.Append(nil)), c.shutdown())

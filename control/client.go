@@ -27,7 +27,7 @@ var (
 	ErrEnded = errors.New("pfd ended")
 	// ErrVersion says that the daemon speaks another version of this interface.
 	ErrVersion = errors.New("the daemon's control interface has another version")
-	// ErrForbidden says that only root and the daemon's own uid may see this.
+	// ErrForbidden says that only a user that sees everything may see this.
 	ErrForbidden = errors.New("not allowed")
 )
 
@@ -50,8 +50,9 @@ func (e *ReplyError) Is(target error) bool {
 // maxReply bounds an answer: the registers of 16 nodes fit.
 const maxReply = 64 << 20
 
-// answerTime is how long pfd may take to begin an answer; its own waits are shorter (the daemon's
-// ownerTime and kickTime). Defined by this project.
+// answerTime is how long pfd may take to begin an answer. Each of its waits for one node or for the
+// end of a domain is shorter. A request that waits for several nodes in turn can take longer: pfd
+// itself ends it after 25 seconds (daemon/api). Defined by this project.
 const answerTime = 15 * time.Second
 
 // Client is a client of one daemon. It is safe for concurrent use. A call returns when its context
@@ -104,7 +105,7 @@ func (c *Client) Nodes(ctx context.Context, node int) ([]Node, error) {
 	return r.Nodes, err
 }
 
-// Domains returns the live domains of a node (AllNodes: of all).
+// Domains returns the domains of a node (AllNodes: of all), also those that drain.
 func (c *Client) Domains(ctx context.Context, node int) ([]Domain, error) {
 	var r Domains
 	err := c.get(ctx, PathDomains, nodeQuery(node), &r)
@@ -160,7 +161,7 @@ func (c *Client) Faults(ctx context.Context, node, n int) ([]Fault, error) {
 }
 
 // Registers returns the registers of a node's window; window "" means all windows. The reads have
-// no side effect. It needs root or the daemon's uid; otherwise the error matches ErrForbidden.
+// no side effect. A user that does not see everything gets an error that matches ErrForbidden.
 func (c *Client) Registers(ctx context.Context, node int, window string) ([]Register, error) {
 	q := nodeQuery(node)
 	if window != "" {
@@ -172,7 +173,7 @@ func (c *Client) Registers(ctx context.Context, node int, window string) ([]Regi
 }
 
 // Trace returns the measurements of the eBPF probe, in trace/probe's JSON, from a pfd that keeps
-// the maps itself. It needs root or the daemon's uid; otherwise the error matches ErrForbidden.
+// the maps itself. A user that does not see everything gets an error that matches ErrForbidden.
 func (c *Client) Trace(ctx context.Context) (json.RawMessage, error) {
 	var r Trace
 	err := c.get(ctx, PathTrace, nil, &r)

@@ -10,8 +10,9 @@
 // name (_ns, _us, _bytes), and counters end in _total. Addresses and register values are strings
 // in hexadecimal (Hex), because a JSON number holds only 53 bits.
 //
-// An answer depends on the peer's credentials. Root and the uid of pfd see everything. Another uid
-// sees its own domains, channels, banks, FIFO entries and faults, the status, the nodes and the
+// An answer depends on the peer's credentials. A peer with CAP_SYS_PTRACE in pfd's user namespace,
+// as root has it, sees everything, and so does the uid of a pfd that does not run as root. Another
+// uid sees its own domains, channels, banks, FIFO entries and faults, the status, the nodes and the
 // counters, and is refused the registers. It also sees the faults of its ended processes while pfd
 // remembers these (the last 32 attachments of each slot).
 //

@@ -43,10 +43,10 @@ type Status struct {
 	Device        string `json:"device"`        // as given to --device
 	Socket        string `json:"socket"`        // control socket
 	AttachSocket  string `json:"attach_socket"` // attachment socket
-	State         string `json:"state"`         // StateReady, StateDraining, StateFailed
+	State         string `json:"state"`         // StateReady, StateReconnecting, StateDraining, StateFailed
 	UptimeNS      int64  `json:"uptime_ns"`
 	Nodes         int    `json:"nodes"`
-	Domains       int    `json:"domains"`                   // live
+	Domains       int    `json:"domains"`                   // also draining ones
 	Handshakes    int    `json:"handshakes"`                // attachments begun and not finished, -1: not shown to this user
 	SeesAll       bool   `json:"sees_all"`                  // this user sees everything; false: only its own
 	Faults        uint64 `json:"faults_total"`              // faults resolved or refused, all nodes; for a user who does not see all: since its attachments began
@@ -112,7 +112,7 @@ type Domain struct {
 	Group       string   `json:"group"`
 	Member      int      `json:"member"`    // index of the process in its group on this node, 0..15
 	Interface   uint8    `json:"interface"` // mailbox and packetizer, 16..63
-	Method      string   `json:"method"`    // page-in method: gup, touch
+	Method      string   `json:"method"`    // page-in method: gup, touch, uffd, populate
 	Policy      string   `json:"policy"`    // p1, p4, pa, adaptive
 	Peers       []uint16 `json:"peers"`     // PDIDs of other domains that may access it
 	State       string   `json:"state"`     // DomainLive, DomainDraining
@@ -120,7 +120,7 @@ type Domain struct {
 	PinnedBytes int64    `json:"pinned_bytes"` // VmLck + VmPin of the process, -1: unknown
 	Faults      uint64   `json:"faults_total"`
 	PagesIn     uint64   `json:"pages_paged_in_total"`
-	Failed      uint64   `json:"failed_resolutions_total"`
+	Failed      uint64   `json:"failed_resolutions_total"` // blocks answered with the fail bit
 
 	// Memory taken from the process, as far as pfd knows (docs/service.md).
 	Invalidations     uint64 `json:"invalidations_total"` // calls
@@ -262,30 +262,30 @@ type Counter struct {
 // Names of the driver's counters, one set for each node. The hardware's follow them: the names of
 // device.Counter with _total appended (retransmits_total, timeouts_total, rapf_rx_total, ...).
 const (
-	CounterFaults        = "faults_total"             // entries served: FIFO, and FSR for source faults
-	CounterPagesIn       = "pages_paged_in_total"     // pages made resident, except by method touch, which pfd does not see
-	CounterAhead         = "pages_ahead_total"        // by policy adaptive
-	CounterUnused        = "pages_ahead_unused_total" // of these, those that were not used
-	CounterRAPF          = "rapf_sent_total"          // retransmissions requested
-	CounterFailed        = "failed_resolutions_total" // faults answered with the fail bit
-	CounterMinor         = "faults_minor_total"
-	CounterMajor         = "faults_major_total"
-	CounterPermission    = "faults_permission_total"
-	CounterInterrupts    = "driver_interrupts_total"
-	CounterMailbox       = "driver_mailbox_messages_total" // drained from mailboxes 3..15
-	CounterAttached      = "attachments_total"
-	CounterRefused       = "attachments_refused_total"
-	CounterDropped       = "connections_dropped_total" // to either socket, of a user with too many
-	CounterInvalidated   = "invalidations_total"       // ODP's, as far as pfd knows (docs/service.md)
-	CounterInvalidations = "invalidation_pages_total"  // the same
-	CounterConflicts     = "invalidations_faults_contentions_total"
-	CounterLeases        = "leases_lost_total"   // memory accesses that slept so long that their domain is served separately
-	CounterKicksMuted    = "kicks_muted_total"   // times that pfd ignored a process's wake-ups for a while
-	CounterCallsRefused  = "calls_refused_total" // page-ins and accesses for which no thread was free
-	CounterShared        = "shared_accesses_total"
-	CounterSharedMissed  = "shared_misses_total"
-	CounterEnded         = "attachments_ended_total"
-	CounterUnattributed  = "faults_unattributed_total" // of a PDID that no domain has
+	CounterFaults            = "faults_total"             // entries served: FIFO, and FSR for source faults
+	CounterPagesIn           = "pages_paged_in_total"     // pages made resident, except by method touch, which pfd does not see
+	CounterAhead             = "pages_ahead_total"        // by policy adaptive
+	CounterUnused            = "pages_ahead_unused_total" // of these, those that were not used
+	CounterRAPF              = "rapf_sent_total"          // retransmissions requested
+	CounterFailed            = "failed_resolutions_total" // faults answered with the fail bit
+	CounterMinor             = "faults_minor_total"
+	CounterMajor             = "faults_major_total"
+	CounterPermission        = "faults_permission_total"
+	CounterInterrupts        = "driver_interrupts_total"
+	CounterMailbox           = "driver_mailbox_messages_total" // drained from mailboxes 3..15
+	CounterAttached          = "attachments_total"
+	CounterRefused           = "attachments_refused_total"
+	CounterDropped           = "connections_dropped_total" // to either socket, of a user with too many
+	CounterInvalidations     = "invalidations_total"       // calls, as far as pfd knows (docs/service.md)
+	CounterInvalidationPages = "invalidation_pages_total"  // pages that they removed from the device
+	CounterConflicts         = "invalidations_faults_contentions_total"
+	CounterLeases            = "leases_lost_total"   // memory accesses that slept so long that their domain is served separately
+	CounterKicksMuted        = "kicks_muted_total"   // times that pfd ignored a process's wake-ups for a while
+	CounterCallsRefused      = "calls_refused_total" // page-ins and accesses for which no thread was free
+	CounterShared            = "shared_accesses_total"
+	CounterSharedMissed      = "shared_misses_total"
+	CounterEnded             = "attachments_ended_total"
+	CounterUnattributed      = "faults_unattributed_total" // of a PDID that no domain has
 )
 
 // Fault is one fault of the fault log, newest last. Its times are nanoseconds after TimeNS, those
@@ -296,7 +296,7 @@ type Fault struct {
 	PDID        uint16 `json:"pdid"`
 	Page        Hex    `json:"page"`             // VA of the faulting page
 	Write       bool   `json:"write"`            // at the destination; false: at the source
-	Method      string `json:"method"`           // gup, touch
+	Method      string `json:"method"`           // gup, touch, uffd, populate
 	Policy      string `json:"policy"`           // p1, p4, pa, adaptive
 	Kind        string `json:"kind"`             // minor, major, permission
 	Outcome     string `json:"outcome"`          // resolved, failed, ...
@@ -310,7 +310,7 @@ type Fault struct {
 	UnixNS      int64  `json:"time_unix_ns"` // the same by the machine's clock, since 1970
 	AgeNS       int64  `json:"age_ns"`       // of the interrupt, at the answer
 	DrainedNS   int64  `json:"drained_ns"`   // entry taken from the FIFO, -1: not reached
-	StartedNS   int64  `json:"page_in_ns"`   // page-in begun, -1: not reached
+	StartedNS   int64  `json:"page_in_ns"`   // time when the page-in began (in Stages the same key is a length), -1: not reached
 	ResidentNS  int64  `json:"resident_ns"`  // page resident, -1: not reached
 	RAPFNS      int64  `json:"rapf_sent_ns"` // retransmission requested, -1: not reached
 

@@ -59,11 +59,11 @@ func nobody(p device.PDID) bool { return p == device.PDIDFirmware || p == device
 // still counts, so that a user cannot exceed the quota by attaching and detaching. The last slot
 // may be reserved for a user without a domain there.
 func (m *Manager) free(q Request) (int, error) {
-	n, used, own, left := -1, 0, 0, 0
+	n, used, own, unused := -1, 0, 0, 0
 	for i := range m.slots {
 		if !m.slots[i].used {
-			if !m.slots[i].left {
-				if left++; n < 0 {
+			if !m.slots[i].inherited {
+				if unused++; n < 0 {
 					n = i
 				}
 			}
@@ -78,7 +78,7 @@ func (m *Manager) free(q Request) (int, error) {
 	switch {
 	case own >= quota:
 		return 0, &LimitError{Err: ErrQuota, Node: m.node, UID: q.UID, Group: q.Group, Used: own, Limit: quota}
-	case left == 1 && own > 0 && m.dir.keepLast != nil && m.dir.keepLast(q.UID):
+	case unused == 1 && own > 0 && m.dir.keepLast != nil && m.dir.keepLast(q.UID):
 		return 0, &LimitError{Err: ErrLastSlot, Node: m.node, UID: q.UID, Group: q.Group, Used: own, Limit: device.Slots}
 	case n < 0:
 		return 0, &LimitError{Err: ErrNoSlot, Node: m.node, UID: q.UID, Group: q.Group, Used: used, Limit: device.Slots}

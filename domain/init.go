@@ -57,7 +57,7 @@ func (m *Manager) Init() error {
 		if s := &m.slots[n]; !s.used && r.read32(device.SMMU, device.Bank(n, device.TLBSTATUS))&1 != 0 {
 			// The firmware still has blocks of a transfer there, and would report its end to the
 			// slot's next domain.
-			s.left = true
+			s.inherited = true
 			m.poll(n)
 		}
 	}

@@ -72,12 +72,12 @@ type Manager struct {
 }
 
 type slot struct {
-	used  bool
-	left  bool // not used, but accesses of an earlier driver's domain are in flight
-	d     Domain
-	named []device.PDID // peers held in the directory
-	done  []func()      // to call when the slot has drained
-	polls int
+	used      bool
+	inherited bool // not used, but accesses of an earlier driver's domain are in flight
+	d         Domain
+	named     []device.PDID // peers held in the directory
+	done      []func()      // to call when the slot has drained
+	polls     int
 }
 
 // Option configures a Manager.

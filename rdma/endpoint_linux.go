@@ -447,7 +447,7 @@ func (e *Endpoint) end(r attach.Reason, text string) {
 	e.pages.WakeSelf()
 }
 
-// listen waits for pfd's last message.
+// listen delivers pfd's answers to requests, and ends the endpoint by pfd's last message.
 func (e *Endpoint) listen() {
 	var buf [attach.MaxMessage]byte
 	for {

@@ -34,8 +34,8 @@ func faultCounters(t *fault.Counts) []control.Counter {
 // goneCounters lists invalidations, with ODP's names (docs/service.md).
 func goneCounters(i tally.Invalidated) []control.Counter {
 	return []control.Counter{
-		{Name: control.CounterInvalidated, Value: i.Calls, Help: "invalidations of pages that the device could access, as far as pfd sees them"},
-		{Name: control.CounterInvalidations, Value: i.Pages, Help: "pages that the device had and that were invalidated; for emulated nodes those that an access found gone"},
+		{Name: control.CounterInvalidations, Value: i.Calls, Help: "invalidations of pages that the device could access, as far as pfd sees them"},
+		{Name: control.CounterInvalidationPages, Value: i.Pages, Help: "pages that the device had and that were invalidated; for emulated nodes those that an access found gone"},
 		{Name: control.CounterConflicts, Value: i.Conflicts, Help: "page-ins that collided with an invalidation"},
 	}
 }

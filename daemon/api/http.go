@@ -89,7 +89,7 @@ func (srv *Server) Handler() http.Handler {
 
 // Serve answers on the control socket and on the listeners for metrics until stop is called.
 func (srv *Server) Serve(l *net.UnixListener, metrics ...net.Listener) (stop func()) {
-	server := newServer(srv.log, srv.Handler())
+	server := newHTTPServer(srv.log, srv.Handler())
 	server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if pc, ok := c.(*peerConn); ok {
 			return context.WithValue(WithPeer(ctx, pc.peer), connKey{}, pc)

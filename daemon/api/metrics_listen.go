@@ -44,7 +44,7 @@ func metricsHandler(metrics func(context.Context) ([]byte, error)) http.HandlerF
 
 // serveMetrics serves the listeners for metrics until stop is called.
 func serveMetrics(log *slog.Logger, metrics func(context.Context) ([]byte, error), listeners []net.Listener) (stop func()) {
-	server := newServer(log, metricsHandler(metrics))
+	server := newHTTPServer(log, metricsHandler(metrics))
 	// One answer a connection: connections that are kept open would leave others no room.
 	server.SetKeepAlivesEnabled(false)
 	var serving sync.WaitGroup

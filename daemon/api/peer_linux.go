@@ -13,7 +13,7 @@ import (
 	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
-	places "github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // Bounds of the control interface. Values below are defined by this project.
@@ -41,7 +41,7 @@ type peerListener struct {
 func newPeerListener(l *net.UnixListener, dropped *atomic.Uint64) *peerListener {
 	return &peerListener{
 		UnixListener: l, limit: quota.New(controlConnsPerUID, limits.Descriptors(controlConns, controlPart), quota.Privileged),
-		dropped: dropped, closing: make(chan struct{}, limits.Descriptors(closing, closingPart)), done: make(chan struct{}),
+		dropped: dropped, closing: make(chan struct{}, limits.Descriptors(maxClosing, closingPart)), done: make(chan struct{}),
 	}
 }
 
@@ -92,7 +92,7 @@ func (c *peerConn) Close() error {
 
 // left reports whether the peer has closed its end for sending.
 func (c *peerConn) left() (left bool) {
-	err := places.Control(c, func(fd int) error {
+	err := sockets.Control(c, func(fd int) error {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
 		left = err == nil && n > 0
 		return nil
@@ -129,8 +129,8 @@ func (l *peerListener) Accept() (net.Conn, error) {
 
 // Bounds of refused connections. Values below are defined by this project.
 const (
-	refusing = 64  // answered at one time
-	closing  = 512 // being closed at one time
+	maxRefusing = 64  // answered at one time
+	maxClosing  = 512 // being closed at one time
 	// controlPart and closingPart reduce the bounds if pfd may have few descriptors.
 	controlPart = 32
 	closingPart = 64
@@ -150,7 +150,7 @@ func (l *peerListener) refuse(c *net.UnixConn) {
 	go func() {
 		defer func() { <-l.closing }()
 		defer c.Close()
-		if len(l.closing) > refusing || c.SetDeadline(time.Now().Add(refuseTime)) != nil {
+		if len(l.closing) > maxRefusing || c.SetDeadline(time.Now().Add(refuseTime)) != nil {
 			return
 		}
 		if _, err := c.Read(make([]byte, controlHeaderBytes)); err == nil {

@@ -110,8 +110,8 @@ func parse(r *http.Request, keys []string, post bool, nodes int) (*query, error)
 	return q, nil
 }
 
-// newServer returns an HTTP server with the bounds of all listeners.
-func newServer(log *slog.Logger, h http.Handler) *http.Server {
+// newHTTPServer returns an HTTP server with the bounds of all listeners.
+func newHTTPServer(log *slog.Logger, h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: controlReadTime, ReadTimeout: controlReadTime, WriteTimeout: controlWriteTime,
 		IdleTimeout: controlIdleTime, MaxHeaderBytes: controlHeaderBytes,

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/procstatus"
-	places "github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/uids"
 )
 
@@ -45,8 +45,8 @@ func (p Peer) sees(uid uint32) bool { return p.All || p.UID == uid }
 // the capability, as in a container, is a user like any other.
 func peerOf(c syscall.Conn) (Peer, error) {
 	var p Peer
-	err := places.Control(c, func(fd int) error {
-		cred, err := places.Peer(fd)
+	err := sockets.Control(c, func(fd int) error {
+		cred, err := sockets.Peer(fd)
 		if err != nil {
 			return err
 		}

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	places "github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // patience bounds every wait of these tests.
@@ -95,7 +95,7 @@ func TestPeerRights(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l, file, err := places.Listen("unix", path, 0o666)
+	l, file, err := sockets.Listen("unix", path, 0o666)
 	if err != nil {
 		t.Fatal(err)
 	}

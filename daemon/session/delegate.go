@@ -11,7 +11,7 @@ type delegate struct {
 	port uint32
 }
 
-func (s *session) delegate() delegate { return delegate{s.n, s.port} }
+func (s *session) delegate() delegate { return delegate{s.n, s.netlinkPort} }
 
 // Ask implements fault.Delegate. It is safe for concurrent use.
 func (d delegate) Ask(f netlink.Fault) error {

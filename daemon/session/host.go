@@ -42,7 +42,7 @@ func New(cfg Config) (_ *Host, err error) {
 		return nil, fmt.Errorf("the clock of the records: %w", err)
 	}
 	for i := range cfg.Machine.Nodes() {
-		n := &Node{d: d, index: i, bus: cfg.Machine.Bus(i), memory: cfg.Machine.Space(i), log: cfg.Log.With("node", i)}
+		n := &Node{d: d, index: i, bus: cfg.Machine.Bus(i), pageIns: cfg.Machine.Space(i), log: cfg.Log.With("node", i)}
 		if cfg.Bus != nil {
 			n.bus = cfg.Bus(n.bus, i)
 		}

@@ -86,7 +86,7 @@ func (n *Node) Counts() Counts {
 // goroutine.
 func (s *session) tellCounts() {
 	now, gone := s.counts(), s.invalidated()
-	s.memory.SetFaultCounts(attach.FaultCounts{
+	s.pages.SetFaultCounts(attach.FaultCounts{
 		Faults: now.Entries, Pages: now.Pages, Failed: now.Unresolvable,
 		Invalidated: gone.Pages, Invalidations: gone.Calls, Conflicts: gone.Conflicts,
 	})

@@ -76,8 +76,9 @@ func (d *Host) nodeNames() string {
 	return fmt.Sprintf("nodes %d to %d", d.nodes[0].ID(), d.nodes[len(d.nodes)-1].ID())
 }
 
-// handshake performs a connection's handshake and returns its session. After an error nothing is left behind; the caller
-// must send an *attach.RefusedError.
+// handshake performs a connection's handshake and returns its session. After an error nothing is
+// left behind. If the error is an *attach.RefusedError, the caller must send it; after any other
+// the process has its answer already, or has left.
 func (d *Host) handshake(ctx context.Context, c *attach.Conn) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Settings().HandshakeTime)
 	defer cancel()
@@ -106,9 +107,9 @@ func (d *Host) handshake(ctx context.Context, c *attach.Conn) (_ *session, err e
 	if err := s.open(peer); err != nil {
 		return nil, err
 	}
-	err = c.Offer(ctx, s.memory, int(s.faults.Fd()))
+	err = c.Offer(ctx, s.pages, int(s.netlink.Fd()))
 	// The process has the socket now, or never will.
-	if err = errors.Join(err, s.faults.Close()); err != nil {
+	if err = errors.Join(err, s.netlink.Close()); err != nil {
 		return nil, err
 	}
 	peer = c.Peer() // with its keeper
@@ -146,16 +147,16 @@ func (s *session) open(peer attach.Peer) error {
 	if s.exit, err = exitFile(peer.PIDFD); err != nil {
 		return refusal(attach.CodeInternal, "pfd: watching the process: %v: see its log", limits.Explain(err))
 	}
-	if s.memory, err = attach.NewMemory(); err != nil {
+	if s.pages, err = attach.NewMemory(); err != nil {
 		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 	}
 	if s.method == pagein.Populate {
 		// A page-in that outlasts the attachment still reads it.
-		if s.served, err = attach.MapMemory(s.memory.FD()); err != nil {
+		if s.served, err = attach.MapMemory(s.pages.FD()); err != nil {
 			return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 		}
 	}
-	if s.faults, s.port, err = netlink.NewReceiver(s.n.sender.Port()); err != nil {
+	if s.netlink, s.netlinkPort, err = netlink.NewReceiver(s.n.sender.Port()); err != nil {
 		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 	}
 	return nil
@@ -178,7 +179,7 @@ func (s *session) join(hello *attach.Hello) error {
 	}
 	s.log = s.log.With("slot", dom.Slot, "pdid", uint16(dom.PDID))
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.memory.Pages, Wake: s.memory.WakeFD(), Space: s.makeSpace(), ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
+		Pages: s.pages.Pages, Wake: s.pages.WakeFD(), Space: s.makeSpace(), ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
 		Gone:     func() { s.end(attach.ReasonProcess) },
 		Declined: func(source device.NodeID, r mailbox.RAPF) bool { return n.faults.Declined(dom.Slot, source, r) },
 		Log:      s.log,
@@ -234,7 +235,7 @@ func (s *session) welcome() error {
 		Slot: uint8(dom.Slot), Interface: dom.Interface, Member: uint8(dom.Member),
 		VABits: uint8(s.n.caps.Load() & device.CapsVABitsMask),
 		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.ID(),
-		PFDPort: s.n.sender.Port(), OwnPort: s.port, PFDPID: uint32(os.Getpid()), Caps: s.n.caps.Load(), Page: s.page(),
+		PFDPort: s.n.sender.Port(), OwnPort: s.netlinkPort, PFDPID: uint32(os.Getpid()), Caps: s.n.caps.Load(), Page: s.page(),
 		Generation: dom.Generation,
 	}
 	if s.sharer() != nil || s.registrar() != nil {
@@ -331,7 +332,7 @@ func (s *session) leave(reason attach.Reason) {
 	}
 	select {
 	case <-quiet:
-		s.memory.End(reason)
+		s.pages.End(reason)
 		s.unregister()
 		if err := s.conn.End(reason, text); err != nil {
 			s.log.Debug("end not delivered", "err", err)
@@ -340,8 +341,8 @@ func (s *session) leave(reason attach.Reason) {
 	case <-s.d.stopped:
 		// The machine has stopped while an access is in flight in the kernel: what that uses
 		// stays mapped until pfd exits.
-		s.memory.End(reason)
-		s.memory, s.process, s.memport, s.view = nil, nil, nil, nil
+		s.pages.End(reason)
+		s.pages, s.process, s.memport, s.view = nil, nil, nil, nil
 		if err := s.conn.End(reason, text); err != nil {
 			s.log.Debug("end not delivered", "err", err)
 		}
@@ -368,7 +369,7 @@ func (s *session) unregister() {
 // close releases what handshake has acquired. It may be called again.
 func (s *session) close() {
 	var errs []error
-	for _, f := range []*os.File{s.faults, s.exit, s.keeper} {
+	for _, f := range []*os.File{s.netlink, s.exit, s.keeper} {
 		if f != nil {
 			if err := f.Close(); !errors.Is(err, os.ErrClosed) {
 				errs = append(errs, err)
@@ -381,8 +382,8 @@ func (s *session) close() {
 	if s.memport != nil {
 		errs = append(errs, s.memport.Close())
 	}
-	if s.memory != nil {
-		errs = append(errs, s.memory.Close())
+	if s.pages != nil {
+		errs = append(errs, s.pages.Close())
 	}
 	if s.view != nil {
 		s.d.turns.Do(s.uid, func() { errs = append(errs, s.view.Close()) })

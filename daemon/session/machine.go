@@ -17,14 +17,16 @@ import (
 	"github.com/exanet/pfd/trace"
 )
 
-// Machine is the implementation behind device.Bus: emu's engine, devices elsewhere (mediate), or
-// a fake with a map of registers in tests. A goroutine of the machine's owns the windows.
+// Machine is the implementation behind device.Bus. Package daemon implements it by emu's engine
+// (emulated) and for devices elsewhere (mediated), and its tests by a map of registers. A goroutine
+// of the machine's owns the windows.
 type Machine interface {
 	// Nodes returns the number of nodes.
 	Nodes() int
 	// Bus returns the bus to a node.
 	Bus(node int) device.Bus
-	// Space pages in for the driver of a node.
+	// Space returns what pages in for the driver of a node. It is not the memory of one process
+	// (Attachment.Space).
 	Space(node int) space.Machine
 	// Run drives the machine until ctx ends (it then returns nil) or it fails.
 	Run(ctx context.Context) error

@@ -57,7 +57,7 @@ func (n *Node) start() error {
 		}
 	}
 	n.faults = fault.New(fault.Config{
-		Bus: n.bus, Memory: n.memory, Node: id, Now: n.d.cfg.Now, Log: n.log,
+		Bus: n.bus, Memory: n.pageIns, Node: id, Now: n.d.cfg.Now, Log: n.log,
 		TimeoutSource: cfg.SourceTimeout,
 		Observe:       n.observe,
 		ObservePageIn: n.records.pageIn,

@@ -77,7 +77,7 @@ func (s *session) awaitHelper() error {
 	port.SetProbe(s.group.proofVA.Page() + device.PageSize)
 	program, err := s.d.program()
 	if err == nil {
-		err = s.conn.AskHelper(int(program.Fd()), port.FD(), int(socket.Fd()), s.memory.WakeFD())
+		err = s.conn.AskHelper(int(program.Fd()), port.FD(), int(socket.Fd()), s.pages.WakeFD())
 	}
 	if err := errors.Join(err, socket.Close()); err != nil {
 		return fmt.Errorf("asking for a memory helper: %w", err)

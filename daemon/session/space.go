@@ -6,7 +6,7 @@ import (
 	"github.com/exanet/pfd/space"
 )
 
-// makeSpace returns the process's memory as a stack: each layer does what it can and leaves the rest to the
+// makeSpace makes the process's memory as a stack: each layer does what it can and leaves the rest to the
 // one below. A device with pfd's own tables accesses shared memory only. It needs the process's memory
 // only to page in before pfd enters the pages, and makeSpace returns nil if it does not.
 func (s *session) makeSpace() space.Space {

@@ -85,13 +85,13 @@ type Host struct {
 // handler. All of it belongs to the owning goroutine, except what is set once before the
 // node is in use (d, index, bus, log, sender), and the atomic values.
 type Node struct {
-	d      *Host
-	index  int
-	bus    device.Bus
-	memory space.Machine // pages in
-	known  atomic.Uint32 // its device's id, see ID
-	caps   atomic.Uint64
-	log    *slog.Logger
+	d       *Host
+	index   int
+	bus     device.Bus
+	pageIns space.Machine // for the fault driver
+	known   atomic.Uint32 // its device's id, see ID
+	caps    atomic.Uint64
+	log     *slog.Logger
 
 	domains  *domain.Manager
 	faults   *fault.Driver
@@ -125,19 +125,19 @@ type session struct {
 	method pagein.Method
 	policy pagein.Policy
 
-	group      member        // of its group; set before the session is listed
-	lateProofs atomic.Int32  // reads of its proof that outlasted proofTime
-	process    *proc.Process // its memory; with a memport pfd does not touch it by this
-	memport    *memport.Port // its memory by its own helper; nil: pfd touches it itself
-	view       *view.View    // the part that it shares; nil: the machine has tables of it, or the kernel supports no view
-	readOnly   view.ReadOnly // the part that it shares read-only, if the machine sees its page tables
-	memory     *attach.Memory
-	faults     *os.File // the process's netlink socket, until the process has it
-	port       uint32   // its port id
-	exit       *os.File // duplicate of the pidfd: readable when the process is dead
-	keeper     *os.File // the same for its keeper: readable when nothing names its memory any more
+	group       member         // of its group; set before the session is listed
+	lateProofs  atomic.Int32   // reads of its proof that outlasted proofTime
+	process     *proc.Process  // accesses the process's memory; with a memport pfd does not use it for that
+	memport     *memport.Port  // accesses that memory by the process's helper; nil: pfd does it itself
+	view        *view.View     // the part that it shares; nil: the machine has tables of it, or the kernel supports no view
+	readOnly    view.ReadOnly  // the part that it shares read-only, if the machine sees its page tables
+	pages       *attach.Memory // the pages of the attachment, shared with the process
+	netlink     *os.File       // the process's netlink socket, until the process has it
+	netlinkPort uint32         // the id of its port
+	exit        *os.File       // duplicate of the pidfd: readable when the process is dead
+	keeper      *os.File       // the same for its keeper: readable when nothing names its memory any more
 
-	regions *gup.Regions  // of method uffd, set by join
+	regions *gup.Regions  // of method uffd, set by makeSpace
 	served  *attach.Pages // of method populate: a second mapping, which may outlive the session's own
 
 	shares  int // ranges it shares; the connection's reader owns it, and at the end the node's owner

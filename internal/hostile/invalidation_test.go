@@ -48,7 +48,7 @@ func TestInvalidationsAreCounted(t *testing.T) {
 					t.Fatalf("%s: %s", c.name, r.Text)
 				}
 				for node, old := range seen {
-					seen[node] = w.count(node, control.CounterInvalidations)
+					seen[node] = w.count(node, control.CounterInvalidationPages)
 					n := seen[node] - old
 					if c.name == "a target that is unmapped" && node == 1 {
 						// Each block ends at its first absent page.
@@ -65,7 +65,7 @@ func TestInvalidationsAreCounted(t *testing.T) {
 				var s rdma.Stats
 				// A transfer fails with its first block, and faults of the other blocks follow.
 				w.until("the process sees the pages that its node counts", func() bool {
-					s, seen[node] = q.must(order{Op: "stats"}).Stats, w.count(node, control.CounterInvalidations)
+					s, seen[node] = q.must(order{Op: "stats"}).Stats, w.count(node, control.CounterInvalidationPages)
 					return s.NumInvalidationPages == seen[node]
 				})
 				least := [2]uint64{3, pages + 10 + pages}[node]
@@ -117,7 +117,7 @@ func TestInvalidationCallsAreCounted(t *testing.T) {
 		t.Errorf("a process that did not request calls sees %d", n)
 	}
 	for node, want := range []uint64{0, calls} {
-		if n := w.count(node, control.CounterInvalidated); n != want {
+		if n := w.count(node, control.CounterInvalidations); n != want {
 			t.Errorf("node %d counts %d calls, want %d", node, n, want)
 		}
 		list, err := w.Domains(t.Context(), node)
@@ -130,7 +130,7 @@ func TestInvalidationCallsAreCounted(t *testing.T) {
 		list, err := w.Domains(t.Context(), control.AllNodes)
 		return err == nil && len(list) == 0
 	})
-	if n := w.count(1, control.CounterInvalidated); n != calls {
+	if n := w.count(1, control.CounterInvalidations); n != calls {
 		t.Errorf("node 1 counts %d calls after their process has ended, want %d", n, calls)
 	}
 }

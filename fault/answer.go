@@ -51,9 +51,9 @@ func (d *Driver) send(s *slot, b *block) {
 			b.unsent = true
 			s.resend = append(s.resend, b)
 		}
-		if !d.resent {
-			d.resent = true
-			d.bus.Post(d.resend)
+		if !d.sendAgainPosted {
+			d.sendAgainPosted = true
+			d.bus.Post(d.sendAgainFunc)
 		}
 	case errors.Is(err, packetizer.ErrRefused):
 		s.counts.Refused++
@@ -66,7 +66,7 @@ func (d *Driver) send(s *slot, b *block) {
 
 // sendAgain retries the RAPFs that found the packetizer busy.
 func (d *Driver) sendAgain() {
-	d.resent = false
+	d.sendAgainPosted = false
 	for n := range d.slots {
 		s := &d.slots[n]
 		// send appends blocks that are still busy behind the ones taken here.

@@ -56,21 +56,21 @@ func (d *Driver) done(c *call) {
 	if s := &d.slots[c.slot]; s.gen == c.gen {
 		s.calls = slices.DeleteFunc(s.calls, func(o *call) bool { return o == c })
 		d.complete(s, c)
-		d.kick(s)
+		d.startNext(s)
 	}
-	d.calls = append(d.calls, c)
+	d.freeCalls = append(d.freeCalls, c)
 }
 
-// kick starts what can be started: the first slice of a new fault, which the owning goroutine may
+// startNext starts what can be started: the first slice of a new fault, which the owning goroutine may
 // page in itself, and concurrently one slice that policies add. The latter starts first, so that
 // its worker wakes while the other runs inline.
-func (d *Driver) kick(s *slot) {
+func (d *Driver) startNext(s *slot) {
 	if !s.live {
 		return
 	}
 	first, behind := true, true
 	if len(s.calls) > 0 {
-		if first, behind = d.free(s); !first && !behind {
+		if first, behind = d.room(s); !first && !behind {
 			return
 		}
 	}
@@ -88,10 +88,10 @@ func (d *Driver) kick(s *slot) {
 	}
 }
 
-// free reports whether a first slice, and one behind it, may be started: one of each at a time,
+// room reports whether a first slice, and one behind it, may be started: one of each at a time,
 // not counting stuck calls. The pages of a stuck call behind its first page are requested one by
 // one.
-func (d *Driver) free(s *slot) (first, behind bool) {
+func (d *Driver) room(s *slot) (first, behind bool) {
 	first, behind = true, true
 	now, stuck := d.now(), 0
 	for _, c := range s.calls {
@@ -119,9 +119,9 @@ func (d *Driver) free(s *slot) (first, behind bool) {
 
 func (d *Driver) launch(s *slot, p span, behind bool) {
 	var c *call
-	if n := len(d.calls); n > 0 {
-		c = d.calls[n-1]
-		d.calls = d.calls[:n-1]
+	if n := len(d.freeCalls); n > 0 {
+		c = d.freeCalls[n-1]
+		d.freeCalls = d.freeCalls[:n-1]
 	} else {
 		c = new(call)
 		c.op.Done = func() { d.done(c) }
@@ -137,7 +137,7 @@ func (d *Driver) launch(s *slot, p span, behind bool) {
 	s.began++
 	c.number = s.began
 	s.calls = append(s.calls, c)
-	d.memory.PageIn(c.slot, &c.op, behind || s.target.Method == Populate)
+	d.machine.PageIn(c.slot, &c.op, behind || s.target.Method == Populate)
 }
 
 // nextFirst takes the first slice of the oldest new span; the rest of the span is queued behind

@@ -55,7 +55,7 @@ func (d *Driver) pageInHalf() {
 		}
 	}
 	for n := range d.slots {
-		d.kick(&d.slots[n])
+		d.startNext(&d.slots[n])
 	}
 	if more {
 		d.wake()

@@ -12,15 +12,15 @@ import (
 // New returns the driver of a node. It accesses no register; the first Add or Interrupt does.
 func New(cfg Config) *Driver {
 	d := &Driver{
-		bus: cfg.Bus, memory: cfg.Memory, node: cfg.Node, now: cfg.Now,
+		bus: cfg.Bus, machine: cfg.Memory, node: cfg.Node, now: cfg.Now,
 		timeoutSource: cfg.TimeoutSource, lg: cfg.Log, observe: cfg.Observe,
 		observePageIn: cfg.ObservePageIn,
 	}
 	if d.lg == nil {
 		d.lg = slog.New(slog.DiscardHandler)
 	}
-	d.round = d.pageInHalf
-	d.resend = d.sendAgain
+	d.halfFunc = d.pageInHalf
+	d.sendAgainFunc = d.sendAgain
 	for n := range d.slots {
 		d.reset(&d.slots[n])
 		d.slots[n].port = packetizer.New(cfg.Bus.Window(device.PKTZ), n)

@@ -135,6 +135,6 @@ func (d *Driver) resume(n int, terminate bool) {
 func (d *Driver) wake() {
 	if !d.posted && !d.dead {
 		d.posted = true
-		d.bus.Post(d.round)
+		d.bus.Post(d.halfFunc)
 	}
 }

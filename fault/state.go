@@ -14,7 +14,7 @@ import (
 // New may be called anywhere.
 type Driver struct {
 	bus           device.Bus
-	memory        space.Machine
+	machine       space.Machine // pages in
 	node          device.NodeID
 	now           func() int64
 	timeoutSource bool
@@ -30,12 +30,12 @@ type Driver struct {
 	irqAt  int64
 	stuck  int // interrupts in a row that left FSR set
 
-	round  func() // allocated once, so that posting does not allocate
-	resend func()
-	resent bool // resend is posted
+	// The functions that are posted, each allocated once, so that posting does not allocate.
+	halfFunc        func() // pageInHalf
+	sendAgainFunc   func() // sendAgain
+	sendAgainPosted bool
 
 	slots   [device.Slots]slot
-	calls   []*call
 	demands []demand
 	ranges  []pagein.Range
 	asks    []ask
@@ -43,6 +43,7 @@ type Driver struct {
 
 	freeBlocks []*block
 	freePages  []*page
+	freeCalls  []*call
 
 	log     log
 	stats   Stats

@@ -275,10 +275,10 @@ func (e *Engine) settle(a *Access) {
 // was refused.
 func (e *Engine) end(a *Access, ok bool, failed uint64) {
 	if a.kind == readBlock {
-		e.read(a, ok, failed)
+		e.readEnded(a, ok, failed)
 		return
 	}
-	e.written(a, ok, failed)
+	e.writeEnded(a, ok, failed)
 }
 
 // advanceBlock performs a block's next step: the words when every byte is in memory, then the
@@ -320,8 +320,8 @@ func putWords(b []byte, w wire.Completion) {
 	}
 }
 
-// written completes a write access.
-func (e *Engine) written(a *Access, ok bool, failed uint64) {
+// writeEnded handles the end of a write access, which may have failed.
+func (e *Engine) writeEnded(a *Access, ok bool, failed uint64) {
 	c, f, words := a.ctx, a.frame, a.kind == writeWords
 	slot, va, orphan := a.Slot, a.VA, a.orphan
 	if words {

@@ -49,8 +49,8 @@ func (e *Engine) Linked(f *wire.Frame) {
 	}
 }
 
-// read completes a read access.
-func (e *Engine) read(a *Access, ok bool, failed uint64) {
+// readEnded handles the end of a read access, which may have failed.
+func (e *Engine) readEnded(a *Access, ok bool, failed uint64) {
 	id := a.block.ID
 	switch {
 	case a.orphan:

@@ -149,7 +149,7 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	case device.CodeSlaveError:
 		fw.pause(now, id)
 	case device.CodeNoContext, device.CodeCorrupt, device.CodeBufferFull:
-		fw.refused(now, id)
+		fw.backOff(now, id)
 	default:
 		fw.fail(int16(t.transfer), uint8(a.Code))
 	}
@@ -182,7 +182,7 @@ func (fw *Firmware) acknowledged(id int16) {
 // the time-out, the guard is defined by this project).
 func (fw *Firmware) pause(now int64, id int16) {
 	t := &fw.tx[id]
-	fw.refuse(id)
+	fw.noteRefusal(id)
 	if t.state != statePaused {
 		t.state = statePaused
 		fw.channels[t.transfer].paused++
@@ -191,9 +191,9 @@ func (fw *Firmware) pause(now int64, id int16) {
 	fw.enlist(id, listGuard+t.guardStep, now)
 }
 
-// refused retransmits a block that the receiver could not take; from the third refusal in a row
+// backOff retransmits a block that the receiver could not take; from the third refusal in a row
 // on, after a back-off.
-func (fw *Firmware) refused(now int64, id int16) {
+func (fw *Firmware) backOff(now int64, id int16) {
 	t := &fw.tx[id]
 	fw.unpause(id)
 	t.nackRow++
@@ -298,7 +298,7 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 		return
 	}
 	t.attempts, t.nackRow, t.guardStep = 0, 0, 0
-	fw.refuse(id)
+	fw.noteRefusal(id)
 	t.refusal.asked = fw.stamp
 	fw.retransmit(now, id)
 }

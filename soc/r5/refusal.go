@@ -12,9 +12,9 @@ func (fw *Firmware) Refusals() []Refusal { return fw.refusals }
 // Forget clears the list that Refusals returns.
 func (fw *Firmware) Forget() { fw.refusals = fw.refusals[:0] }
 
-// refuse records that the current sending of a block was refused, or that a retransmission was
+// noteRefusal records that the current sending of a block was refused, or that a retransmission was
 // requested.
-func (fw *Firmware) refuse(id int16) {
+func (fw *Firmware) noteRefusal(id int16) {
 	t := &fw.tx[id]
 	if t.refusal.open && t.refusal.seq == t.seq {
 		return // the RAPF of a paused block

@@ -37,11 +37,11 @@ check:
 # as it is, without the race detector: it
 # would take ten times as long. `race` runs 300 of them with it.
 seeds:
-	GOGC=400 PFD_FABRIC=10000 PFD_CHURN=10000 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -run 'TestFabric$$|TestChurn$$' ./sim
+	GOGC=400 PFD_FABRIC=10000 PFD_CHURN=10000 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -run 'TestFabric$$|TestChurn$$' ./internal/sim
 
 # Mutants of the firmware: each must be noticed; the mean number of seeds is told.
 mutants:
-	PFD_MUTANTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -v -run 'TestMutants$$' ./sim
+	PFD_MUTANTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -v -run 'TestMutants$$' ./internal/sim
 
 # Every system call that pfd makes fails once in turn, with each error that matters.
 faultpoints:
@@ -64,7 +64,7 @@ guests-race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 40m -run '$(GUESTS)' ./internal/guests
 
 # The packages that take longest begin first: one that began last would run alone.
-SLOWEST = ./internal/hostile ./mediate ./sim ./workload/bench ./internal/packaging
+SLOWEST = ./internal/hostile ./mediate ./internal/sim ./internal/workload/bench ./internal/packaging
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 40m $(SLOWEST) $$($(GO) list ./... | grep -v /internal/guests$$)
 
@@ -72,7 +72,7 @@ race:
 # every sample, and one HTML file, into bin/bench. As root, tracing and memory as well, beside
 # a pfd from which the probe point is left out.
 bench: build
-	@$(BUILD) -overlay workload/bench/testdata/untraced.json -o bin/pfd-untraced ./cmd/pfd
+	@$(BUILD) -overlay internal/workload/bench/testdata/untraced.json -o bin/pfd-untraced ./cmd/pfd
 	@bin/exanetctl bench all --pfd bin/pfd $$([ $$(id -u) = 0 ] && echo --untraced bin/pfd-untraced --bpffs /sys/fs/bpf/exanet-bench) --docs docs --dir bin/bench
 	@EXANET_DOCS=$(CURDIR)/docs go test ./internal/guests -run '^$$' -bench 'Guests|Peers' -benchtime 1x -timeout 30m
 

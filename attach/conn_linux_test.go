@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/device/pagein"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // openFDs returns the open descriptors, without the one that lists them.

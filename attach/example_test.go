@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 )
 
 // The first message of a process, for authors of another library. Package rdma does all of this.

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	cases "github.com/exanet/pfd/internal/golden"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // closedEnv passes a socket's path to a process that attaches there with its descriptors 0 to 2

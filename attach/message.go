@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/groupname"
-	"github.com/exanet/pfd/pagein"
 )
 
 // Protocol is the version of the attachment protocol, messages and pages, that this package

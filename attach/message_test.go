@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 )
 
 // golden reads the golden messages from docs/attach.md: blocks that start with ```golden NAME, of

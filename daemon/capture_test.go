@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/golden"
 	"github.com/exanet/pfd/internal/pcapng"

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon/api"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
 )
 

@@ -8,9 +8,9 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
 )

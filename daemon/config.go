@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/groupname"
 	"github.com/exanet/pfd/internal/logs"

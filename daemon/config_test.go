@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/daemon/domain"
 )
 
 func TestParseGroups(t *testing.T) {

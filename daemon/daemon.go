@@ -13,15 +13,15 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon/api"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/daemon/session"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Daemon is one pfd: it listens from New on and works in Run.

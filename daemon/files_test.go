@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/outfile"
+	"github.com/exanet/pfd/internal/sim"
 	"github.com/exanet/pfd/rdma"
-	"github.com/exanet/pfd/sim"
 )
 
 // selfWrite writes 64 KiB from an untouched buffer of this process to another.

@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon/api"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 )
 
 // patience bounds every wait of these tests. Only a hang reaches it.

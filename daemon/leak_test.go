@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/leak"
-	"github.com/exanet/pfd/pagein"
 )
 
 // Neither arbitrary bytes at the control socket nor attachments, also ones that fail, leave

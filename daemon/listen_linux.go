@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/outfile"
 	places "github.com/exanet/pfd/internal/sockets"

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // metricsConns is how many connections a listener for metrics accepts (package api).

@@ -22,8 +22,8 @@ import (
 
 	"github.com/google/jsonschema-go/jsonschema"
 
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon/api"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -46,7 +46,7 @@ type texts struct {
 
 func readTexts(t *testing.T) *texts {
 	t.Helper()
-	f, err := parser.ParseFile(token.NewFileSet(), "../control/types.go", nil, parser.ParseComments)
+	f, err := parser.ParseFile(token.NewFileSet(), "../daemon/control/types.go", nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 )

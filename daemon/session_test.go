@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/keeper"
-	"github.com/exanet/pfd/pagein"
 )
 
 func openFDs(t *testing.T) int {

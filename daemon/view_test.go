@@ -18,13 +18,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon/api"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/space/proc"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew; look at the difference before keeping it")

@@ -2,10 +2,10 @@ package emu
 
 import (
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // next does the action at the head of the queue, together with those behind it that can be joined to

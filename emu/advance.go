@@ -7,9 +7,9 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/threads"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 )
 
 func (e *Engine) newCall() *call {

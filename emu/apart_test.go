@@ -11,9 +11,9 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/space/memport"
+	"github.com/exanet/pfd/space/proc"
 	"golang.org/x/sys/unix"
 )
 

@@ -4,9 +4,9 @@ import (
 	"errors"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/wire"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // pagesIn reports whether the call is a page-in for the driver.

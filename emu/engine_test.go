@@ -10,13 +10,13 @@ import (
 	"unsafe"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 	"golang.org/x/sys/unix"
 )
 

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"

@@ -9,15 +9,15 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/suite"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 	"github.com/exanet/pfd/space/view"
 	"golang.org/x/sys/unix"
 )

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // torn is memory in which some bytes cannot be moved.

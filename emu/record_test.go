@@ -17,7 +17,7 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/fault/faulttest"
-	"github.com/exanet/pfd/sim"
+	"github.com/exanet/pfd/internal/sim"
 	"github.com/exanet/pfd/soc/record"
 )
 

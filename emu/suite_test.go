@@ -9,9 +9,9 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // machine is an engine as the suite needs it. If it is remote, a socketpair is between the driver and

@@ -14,8 +14,8 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/pagein"
 )
 
 // attached is pfd's side of an attachment.

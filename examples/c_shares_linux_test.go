@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 )
 
 // The library's resources in a process end with the attachment, or with exanet_unshare, even if a

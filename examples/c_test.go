@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/daemon/control"
 	sessions "github.com/exanet/pfd/daemon/session"
 )
 

@@ -5,8 +5,8 @@ import (
 	"log/slog"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/packetizer"
-	"github.com/exanet/pfd/pagein"
 )
 
 // New returns the driver of a node. It accesses no register; the first Add or Interrupt does.

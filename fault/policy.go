@@ -2,7 +2,7 @@ package fault
 
 import (
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 )
 
 // Policy and Method are package pagein's. If a Target does not choose, the driver uses the result

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/packetizer"
-	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/space"
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/space"
 )
 

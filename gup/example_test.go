@@ -10,8 +10,8 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Two untouched pages are paged in without being touched.

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/proc/proctest"
+	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/proc/proctest"
 )
 
 func TestMain(m *testing.M) { os.Exit(proctest.Main(m)) }

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/proc/proctest"
+	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/proc/proctest"
 )
 
 func file(t testing.TB, pages int) string {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 	"github.com/exanet/pfd/space/uffd"
 )
 

@@ -3,7 +3,7 @@ package gup
 import (
 	"errors"
 
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // MaxPages is how many pages one PageIn covers at most: one bit each. The kernel would accept

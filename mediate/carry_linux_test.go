@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mailbox"

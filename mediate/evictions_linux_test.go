@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
-	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/space"
 )
 

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"math/bits"
 
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Space returns what pages in for the driver of a node.

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/suite"
 	"github.com/exanet/pfd/mediate"
-	"github.com/exanet/pfd/pagein"
 )
 
 // requests returns how many requests a node's client has sent, and how many it awaited.

@@ -17,9 +17,9 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/yield"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/pagein"
 )
 
 // Times. Values below are defined by this project.

@@ -18,9 +18,9 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/pagein"
 )
 
 // The destination node selects what the fake pfd does with a transfer.

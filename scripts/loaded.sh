@@ -13,8 +13,8 @@ cd "$(dirname "$0")/.."
 GO=${GO:-go}
 
 often="./attach ./cmd/... ./daemon/... ./emu/... ./examples/... ./gup ./internal/hostile ./internal/keeper
-./internal/packaging ./internal/sockets ./internal/tracing ./libexanet/... ./mediate/... ./netlink ./proc/...
-./rdma ./space/... ./vfio/... ./workload/..."
+./internal/packaging ./internal/sockets ./internal/tracing ./libexanet/... ./mediate/... ./netlink ./space/proc/...
+./rdma ./space/... ./vfio/... ./internal/workload/..."
 
 loops=
 trap 'kill $loops 2>/dev/null' EXIT

@@ -11,7 +11,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Times of asked page-ins. Defined by this project.

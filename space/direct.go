@@ -3,7 +3,7 @@ package space
 import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Memory is memory that is accessed by calls which may sleep; *proc.Process implements it. It is

@@ -7,8 +7,8 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // A machine that may sleep does operations one after the other.

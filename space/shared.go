@@ -3,7 +3,7 @@ package space
 import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // View is memory that a process shares, as pfd maps it; *view.View implements it.

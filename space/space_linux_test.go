@@ -9,8 +9,8 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // memory is a process's memory that records what is done with it.

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/exanet/pfd/internal/config"
-	"github.com/exanet/pfd/workload"
-	"github.com/exanet/pfd/workload/bench"
+	"github.com/exanet/pfd/internal/workload"
+	"github.com/exanet/pfd/internal/workload/bench"
 )
 
 // benchFlags are the flags of bench and study.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 func TestGrantAndKick(t *testing.T) {

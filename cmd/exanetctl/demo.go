@@ -18,9 +18,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/config"
-	"github.com/exanet/pfd/workload"
+	"github.com/exanet/pfd/internal/workload"
 )
 
 // demoCommand is the command that `make demo` runs. It runs the programs as a user would. The

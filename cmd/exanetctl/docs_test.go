@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/exanet/pfd/internal/config"
-	"github.com/exanet/pfd/workload/bench"
+	"github.com/exanet/pfd/internal/workload/bench"
 )
 
 // docs/exanetctl.md names every command and every flag.

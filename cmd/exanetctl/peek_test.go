@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/rdma"

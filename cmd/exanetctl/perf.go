@@ -14,12 +14,12 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/spf13/cobra"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/maybe"
 	"github.com/exanet/pfd/internal/outfile"
-	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/workload"
+	"github.com/exanet/pfd/internal/workload"
 )
 
 // perfFlags are the flags of perf lat, bw and rate.

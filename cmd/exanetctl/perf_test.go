@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/exanet/pfd/workload"
+	"github.com/exanet/pfd/internal/workload"
 )
 
 // perf makes as many transfers as it reports, alone and with a process that serves a name at

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/workload"
+	"github.com/exanet/pfd/internal/workload"
 )
 
 // programs builds pfd and exanetctl into bin/ of a directory, as `make build`

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/qemu"
 	"github.com/exanet/pfd/qemu/agent"
 	"github.com/exanet/pfd/qemu/guest"

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/sim"
+	"github.com/exanet/pfd/internal/sim"
 )
 
 // replayed is the JSON of replay.

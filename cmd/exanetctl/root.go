@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/version"
-	"github.com/exanet/pfd/workload"
+	"github.com/exanet/pfd/internal/workload"
 )
 
 // Exit codes (spec/api.md, "exanetctl").

@@ -14,8 +14,8 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/internal/maybe"
+	"github.com/exanet/pfd/internal/workload"
 	"github.com/exanet/pfd/trace/probe"
-	"github.com/exanet/pfd/workload"
 )
 
 // ctlWide is like ctl, on a terminal with a width.

@@ -18,7 +18,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/live"
 	"github.com/exanet/pfd/internal/maybe"
 )

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/live"
 )
 

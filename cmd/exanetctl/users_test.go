@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/control"
-	"github.com/exanet/pfd/workload"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/internal/workload"
 )
 
 // A user who is not root, at root's pfd, sees only his own numbers. Numbers that pfd does not

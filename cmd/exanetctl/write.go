@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/groupname"
-	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/workload"
+	"github.com/exanet/pfd/internal/workload"
 )
 
 // processCommand is the hidden command that runs a test process.

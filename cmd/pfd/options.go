@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/trace/probe"
 )

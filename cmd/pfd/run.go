@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/version"

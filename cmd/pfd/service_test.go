@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/control"
-	"github.com/exanet/pfd/sim"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/internal/sim"
 )
 
 // log is the standard error of a running pfd.

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/daemon/session"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/internal/logs"
 )
 

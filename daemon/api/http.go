@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // Endpoint is one row of the control interface.

@@ -7,10 +7,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/internal/version"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // metrics returns all metrics in Prometheus' text format 0.0.4: every counter of every node,

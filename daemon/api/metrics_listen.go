@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // Bounds of the listeners for metrics. Values below are defined by this project.

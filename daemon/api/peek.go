@@ -3,10 +3,10 @@ package api
 import (
 	"slices"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/soc/r5"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/sockets"

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/wire"
 )

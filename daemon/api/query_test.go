@@ -7,7 +7,7 @@ import (
 	"net/url"
 	"testing"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
 )
 

@@ -3,7 +3,7 @@ package api
 import (
 	"fmt"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 )

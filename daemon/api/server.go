@@ -8,14 +8,14 @@ import (
 	"os"
 	"sync/atomic"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/tally"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Config configures a Server.

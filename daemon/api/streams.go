@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/emu/capture"
 	"github.com/exanet/pfd/fault"

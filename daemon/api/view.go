@@ -9,12 +9,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/space/proc"
 )
 
 func (srv *Server) viewStatus(ctx context.Context, q *query) (any, error) {

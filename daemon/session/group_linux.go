@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // proveGroup refuses a process that may not be in its group. Processes of a group write to

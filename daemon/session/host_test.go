@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/rdma"

@@ -4,11 +4,11 @@ import (
 	"slices"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Info describes an attachment. Its counts begin when the process attached.

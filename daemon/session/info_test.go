@@ -3,7 +3,7 @@ package session
 import (
 	"testing"
 
-	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/fault"
 )
 

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/pagein"
 )
 
 // handle serves one connection to the attachment socket. ctx ends when pfd accepts no more

@@ -12,7 +12,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/quota"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 	"github.com/exanet/pfd/space/uffd"
 )
 

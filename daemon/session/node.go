@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/domain"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/mailbox"
 )

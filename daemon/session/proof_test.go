@@ -12,7 +12,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 	"github.com/exanet/pfd/space/uffd"
 )
 

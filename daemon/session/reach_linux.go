@@ -15,8 +15,8 @@ import (
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/internal/uids"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/space/memport"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // helperTime returns how much of a handshake's time a process may take to start its memory

@@ -6,9 +6,9 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
-	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/space/uffd"
 	"github.com/exanet/pfd/space/view"

@@ -1,8 +1,8 @@
 package session
 
 import (
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/space"
 )
 

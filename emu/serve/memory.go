@@ -6,9 +6,9 @@ import (
 	"sync"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 	"github.com/exanet/pfd/vfio/user"
 )
 

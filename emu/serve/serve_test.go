@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/space/proc"
 	"github.com/exanet/pfd/vfio/user"
 )
 

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // TestMainJob runs the transfers of the demonstration, and the largest and the smallest of the

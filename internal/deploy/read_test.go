@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/pcapng"
 )
 

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // replayResult is the JSON output of exanetctl replay.

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // patience is met only where something hangs.

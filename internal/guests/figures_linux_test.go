@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/exanet/pfd/internal/workload"
+	"github.com/exanet/pfd/internal/workload/bench"
 	"github.com/exanet/pfd/qemu"
 	"github.com/exanet/pfd/qemu/agent"
-	"github.com/exanet/pfd/workload"
-	"github.com/exanet/pfd/workload/bench"
 )
 
 // row describes successive transfers, each of its own part of fresh buffers; the first ones are

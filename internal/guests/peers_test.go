@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/exanet/pfd/workload"
-	"github.com/exanet/pfd/workload/bench"
+	"github.com/exanet/pfd/internal/workload"
+	"github.com/exanet/pfd/internal/workload/bench"
 )
 
 // rxeKernel is a Debian kernel with rdma_rxe and on-demand paging. The cloud kernel, which the

@@ -210,7 +210,7 @@ func (f *fleet) start(guest int) *process {
 	return p
 }
 
-// object is a line of the test processes' protocol (workload/protocol.go).
+// object is a line of the test processes' protocol (internal/workload/protocol.go).
 type object map[string]any
 
 // reply is the part of a test process's answer that the tests use.

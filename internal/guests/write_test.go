@@ -103,7 +103,7 @@ func transfer(t testing.TB, p *process, remote string, read bool) {
 	p.write(t, remote, 1, object{"waiting": "wait", "timeout_ns": patience.Nanoseconds(), "read": read})
 }
 
-// guard is the number of bytes before the data of a buffer (workload/buffer.go).
+// guard is the number of bytes before the data of a buffer (internal/workload/buffer.go).
 const guard = 4 << 10
 
 // verify checks every byte of the buffer and of the guards around it.

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/linger"
-	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/rdma"
 )
 

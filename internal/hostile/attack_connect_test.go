@@ -6,7 +6,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // floodConnections opens connections to both sockets as fast as it can, sends half a message on

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // floodHTTP sends requests on 32 connections to the control socket: those that cost pfd the

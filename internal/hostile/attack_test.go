@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/rdma"
 )
 

@@ -7,8 +7,8 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/pagein"
 	"github.com/exanet/pfd/rdma"
 )
 

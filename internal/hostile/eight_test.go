@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // Limits of what a victim may suffer. Values below are defined by this project.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"

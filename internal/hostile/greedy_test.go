@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
-	"github.com/exanet/pfd/pagein"
-	"github.com/exanet/pfd/proc"
 	"github.com/exanet/pfd/rdma"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // A user gets its quota of a node's slots and no more, and a node has sixteen. A refusal states

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/linger"
-	"github.com/exanet/pfd/pagein"
 )
 
 // linger sends descriptors whose last close, by pfd, takes a thousand seconds: over o.Size

@@ -10,7 +10,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/space/uffd"
 )
 

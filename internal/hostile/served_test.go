@@ -6,8 +6,8 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/pagein"
 	"golang.org/x/sys/unix"
 )
 

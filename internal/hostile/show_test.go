@@ -4,9 +4,9 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/pagein"
+	"github.com/exanet/pfd/device/pagein"
 )
 
 // The control interface shows stalled transfers: channels with class, window, paused blocks,

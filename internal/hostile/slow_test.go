@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 )
 
 // quietFactor is the factor by which a neighbour's trouble may lengthen a bystander's p99 on a

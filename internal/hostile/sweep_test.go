@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/deploy"
 )
 

@@ -20,7 +20,7 @@ var notFuzzed = map[string]string{
 // alsoFuzzed are decoders with other names. (Control data of a socket, internal/sockets.Rights,
 // comes from the kernel and is well formed.)
 var alsoFuzzed = []string{
-	"internal/procstatus.Field", "proc.mapsLine", "device.DescriptorOf", "soc/wire.Add",
+	"internal/procstatus.Field", "space/proc.mapsLine", "device.DescriptorOf", "soc/wire.Add",
 	"soc/smmu.Walk", "daemon.serve",
 }
 

@@ -15,15 +15,15 @@ var levels = map[string]int{
 	"daemon/api":     7, // its control interface
 	"daemon/session": 6, // its nodes and attachments
 
-	"workload": 6, "qemu": 6,
+	"internal/workload": 6, "qemu": 6,
 	"internal/suite": 6, // the fault suite: the driver on any bus
 
-	"trace/probe": 5,
-	"domain":      5, "fault": 5, "emu": 5, "mediate": 5, "sim": 5, "rdma": 5,
+	"trace/probe":   5,
+	"daemon/domain": 5, "fault": 5, "emu": 5, "mediate": 5, "internal/sim": 5, "rdma": 5,
 	"internal/owner": 5, // the loop that emu and mediate run on
 
 	// The protocols between daemon, emu and rdma.
-	"attach": 4, "control": 4,
+	"attach": 4, "daemon/control": 4,
 	"internal/live": 5, // follows a running pfd by control
 	"space":         4, // the memory of a process, whatever the way
 	"space/memport": 4, // by its own helper
@@ -32,37 +32,37 @@ var levels = map[string]int{
 	"gup": 3, "soc": 3, "vfio/user": 3,
 
 	"space/view": 2, // memory that processes share, mapped by pfd
-	"proc":       2, "netlink": 2, "space/uffd": 2, "vfio": 2, "mediate/uio": 2,
+	"space/proc": 2, "netlink": 2, "space/uffd": 2, "vfio": 2, "mediate/uio": 2,
 
 	"mailbox": 1, "packetizer": 1,
 	"trace":          1, // records and the point where the probe reads them
 	"internal/tally": 1, // counts of transfers
 
-	"device": 0, "pagein": 0, "internal": 0,
+	"device": 0, "internal": 0,
 }
 
 // sideways are the permitted imports between packages of one level.
 var sideways = map[string][]string{
-	"packetizer": {"mailbox"},    // sends its messages
-	"space/view": {"space/uffd"}, // registers its mappings with a userfaultfd
-	"space":      {"space/memport"},
-	"sim":        {"domain", "fault"}, // also runs the driver
-	"emu":        {"internal/owner"},
-	"mediate":    {"internal/owner"},
+	"packetizer":   {"mailbox"},    // sends its messages
+	"space/view":   {"space/uffd"}, // registers its mappings with a userfaultfd
+	"space":        {"space/memport"},
+	"internal/sim": {"daemon/domain", "fault"}, // also runs the driver
+	"emu":          {"internal/owner"},
+	"mediate":      {"internal/owner"},
 }
 
 // strangers must not be imported at all, not even indirectly.
 var strangers = map[string][]string{
-	"fault":  {"emu", "soc", "vfio", "mediate/uio"},
-	"domain": {"fault", "emu", "soc", "vfio", "mediate/uio"},
-	"rdma":   {"proc", "soc", "emu", "fault", "domain", "gup"},
-	"gup":    {"netlink", "soc", "fault"},
-	"sim":    {"emu", "rdma", "workload", "daemon"},
-	"vfio":   {"device", "soc", "fault"},
-	"soc":    {"proc", "netlink", "gup", "attach"},
-	"cmd":    {"soc", "fault", "domain", "proc", "gup"}, // directly, see below
+	"fault":         {"emu", "soc", "vfio", "mediate/uio"},
+	"daemon/domain": {"fault", "emu", "soc", "vfio", "mediate/uio"},
+	"rdma":          {"space/proc", "soc", "emu", "fault", "daemon/domain", "gup"},
+	"gup":           {"netlink", "soc", "fault"},
+	"internal/sim":  {"emu", "rdma", "internal/workload", "daemon/session"},
+	"vfio":          {"device", "soc", "fault"},
+	"soc":           {"space/proc", "netlink", "gup", "attach"},
+	"cmd":           {"soc", "fault", "daemon/domain", "space/proc", "gup"}, // directly, see below
 
-	"daemon/session": {"control", "mediate", "vfio"},
+	"daemon/session": {"daemon/control", "mediate", "vfio"},
 	"daemon/api":     {"mediate", "vfio"},
 }
 
@@ -150,7 +150,7 @@ func TestStrangers(t *testing.T) {
 // soc and the codecs are pure: they build for another system than Linux, so nothing in them can
 // depend on Linux.
 func TestPurePackagesBuildElsewhere(t *testing.T) {
-	pure := []string{"device", "pagein", "mailbox", "packetizer", "control", "soc", "sim"}
+	pure := []string{"device", "mailbox", "packetizer", "daemon/control", "soc", "internal/sim"}
 	out := goCommand(t, nil, "list", "./...")
 	args := []string{"vet"}
 	for _, pkg := range own(strings.Fields(out)) {

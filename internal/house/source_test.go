@@ -34,8 +34,8 @@ var unsafeFiles = []string{
 	"internal/suite/rig.go",
 	"mediate/scratchpad.go",
 	"space/memport/layout.go",
-	"proc/syscall_linux.go",
-	"proc/proctest/child_linux.go",
+	"space/proc/syscall_linux.go",
+	"space/proc/proctest/child_linux.go",
 	"rdma/memory_linux.go",
 	"space/uffd/ioctl_linux.go",
 	"space/view/memory_linux.go",
@@ -44,9 +44,9 @@ var unsafeFiles = []string{
 	"space/shadow/tables_linux.go",
 	"vfio/kernel/raw_linux.go",
 	"vfio/user/sock_linux.go",
-	"workload/buffer.go",
-	"workload/cow.go",
-	"workload/pagemap.go",
+	"internal/workload/buffer.go",
+	"internal/workload/cow.go",
+	"internal/workload/pagemap.go",
 }
 
 func TestUnsafeFiles(t *testing.T) {
@@ -69,7 +69,7 @@ func TestUnsafeFiles(t *testing.T) {
 
 // linuxPackages are Linux-only by nature; elsewhere the system is reached from
 // files whose names end in _linux.go.
-var linuxPackages = []string{"emu", "proc", "gup", "space/uffd", "netlink", "daemon", "workload", "rdma", "attach", "vfio", "mediate/uio", "qemu", "trace", "cmd", "internal/limits", "internal/owner", "internal/suite", "internal/hostile", "internal/tracing"}
+var linuxPackages = []string{"emu", "space/proc", "gup", "space/uffd", "netlink", "daemon", "internal/workload", "rdma", "attach", "vfio", "mediate/uio", "qemu", "trace", "cmd", "internal/limits", "internal/owner", "internal/suite", "internal/hostile", "internal/tracing"}
 
 func TestSystemCallsStayInTheirPackages(t *testing.T) {
 	_, list := sources(t)
@@ -123,7 +123,7 @@ func exits(fun ast.Expr) string {
 
 // cited are the packages whose constants are the hardware's, the wire's or the
 // kernel's.
-var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "pagein", "soc/wire", "soc/record"}
+var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "device/pagein", "soc/wire", "soc/record"}
 
 // citation matches a source: a page of the specification, a paper by its number, a header, a
 // manual page, or "defined by this project" (or "ours").

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/maybe"
 )
 

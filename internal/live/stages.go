@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/exanet/pfd/control"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/percentile"
 )
 

@@ -3,7 +3,7 @@ package suite
 import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/mediate"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Mediated is a mediated machine as a Machine of the suite.

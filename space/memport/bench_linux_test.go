@@ -3,8 +3,8 @@ package memport
 import (
 	"testing"
 
-	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/proc/proctest"
+	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/proc/proctest"
 )
 
 // ways benchmarks the port and, for comparison, the calls that its helper makes.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Layout of a port's memory (docs/attach.md, "The memory helper"). Values below are defined by

@@ -10,7 +10,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 const most = ^uint64(0)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/exanet/pfd/internal/leak"
 	"github.com/exanet/pfd/internal/linger"
-	"github.com/exanet/pfd/proc/proctest"
+	"github.com/exanet/pfd/space/proc/proctest"
 )
 
 // TestLingeringDescriptor: a descriptor that takes long to close, sent with a helper's message,

@@ -13,7 +13,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/keeper"
-	"github.com/exanet/pfd/proc/proctest"
+	"github.com/exanet/pfd/space/proc/proctest"
 	"github.com/exanet/pfd/space/uffd"
 )
 

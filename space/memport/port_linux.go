@@ -18,7 +18,7 @@ import (
 	"github.com/exanet/pfd/internal/futex"
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/sockets"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Port is pfd's side. Submit and Poll belong to one goroutine, the engine's; the other methods

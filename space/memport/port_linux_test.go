@@ -16,8 +16,8 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/proc/proctest"
+	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/proc/proctest"
 )
 
 // open opens a child's memory directly, for comparison.

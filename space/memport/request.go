@@ -5,7 +5,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Request is one request to a helper. The caller sets it up with one of the functions below and

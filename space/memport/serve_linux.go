@@ -17,7 +17,7 @@ import (
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/futex"
 	"github.com/exanet/pfd/internal/sockets"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 	"github.com/exanet/pfd/space/uffd"
 )
 

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/gup"
-	"github.com/exanet/pfd/proc"
-	"github.com/exanet/pfd/proc/proctest"
+	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/proc/proctest"
 )
 
 // FuzzHelperAnswer: pfd may write anything into a slot. The helper answers and writes only to the

@@ -17,7 +17,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/tally"
-	"github.com/exanet/pfd/proc"
+	"github.com/exanet/pfd/space/proc"
 )
 
 // Sizes. Values below are defined by this project.

@@ -1,7 +1,7 @@
 # make demo and make test are all that a user needs (README.md); CONTRIBUTING.md
-# describes the rest. Both install what they miss: scripts/setup.sh.
+# describes the rest. Both install what they miss: contrib/scripts/setup.sh.
 GO ?= go
-SETUP ?= sh scripts/setup.sh
+SETUP ?= sh contrib/scripts/setup.sh
 FUZZTIME ?= 20s
 # The commit stands in the programs' version where git can tell it.
 VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
@@ -21,7 +21,7 @@ demo: build
 
 test: SETUP += test
 test: setup
-	@sh scripts/test.sh check seeds mutants race guests-race
+	@sh contrib/scripts/test.sh check seeds mutants race guests-race
 
 # All tests with virtual machines, those included for which modules and tests are built
 # from the kernel's sources; nothing is skipped.
@@ -31,7 +31,7 @@ guests: setup
 
 # What runs before the tests, here and in CI.
 check:
-	sh scripts/check.sh
+	sh contrib/scripts/check.sh
 
 # 10,000 seeded scenarios of the whole firmware, and as many in which nothing stays
 # as it is, without the race detector: it
@@ -55,7 +55,7 @@ SOAKS ?= ./internal/tracing ./internal/hostile
 
 # All tests beside eight busy loops, those of processes and timing five times.
 loaded: setup
-	sh scripts/loaded.sh
+	sh contrib/scripts/loaded.sh
 
 # Virtual machines take every processor, so their tests run after the others: those
 # that need no more than QEMU and Debian's kernel. `make guests` runs all.
@@ -64,7 +64,7 @@ guests-race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 40m -run '$(GUESTS)' ./internal/guests
 
 # The packages that take longest begin first: one that began last would run alone.
-SLOWEST = ./internal/hostile ./mediate ./internal/sim ./internal/workload/bench ./internal/packaging
+SLOWEST = ./internal/hostile ./vfio/mediate ./internal/sim ./internal/workload/bench ./internal/packaging
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 40m $(SLOWEST) $$($(GO) list ./... | grep -v /internal/guests$$)
 
@@ -81,7 +81,7 @@ pictures: setup
 	STRICT=1 PFD_SHOTS=$(CURDIR)/docs $(GO) test -count=1 -run 'TestPictures$$' ./cmd/exanetctl
 
 fuzz:
-	sh scripts/fuzz.sh $(FUZZTIME)
+	sh contrib/scripts/fuzz.sh $(FUZZTIME)
 
 # The eBPF programs' objects, which are committed: needs clang and libbpf-dev.
 generate:
@@ -89,7 +89,7 @@ generate:
 
 # libexanet, for programs in C, into bin/. CC and CFLAGS are taken as they are.
 c:
-	sh scripts/libexanet.sh bin
+	sh contrib/scripts/libexanet.sh bin
 
 # Manual pages and completion scripts, from the programs' own command trees.
 man:
@@ -105,9 +105,9 @@ completion: build
 	bin/exanetctl completion fish >bin/completion/exanetctl.fish
 
 # Debian packages into bin: exanet, and libexanet1 and libexanet-dev where there is a C compiler.
-# nfpm is pinned in scripts/tools.mod.
+# nfpm is pinned in contrib/scripts/tools.mod.
 deb: build man completion
-	sh scripts/deb.sh
+	sh contrib/scripts/deb.sh
 
 setup:
 	@$(SETUP)

@@ -103,7 +103,7 @@ func TestAlertsByPromtool(t *testing.T) {
 func needPrometheus(t *testing.T, program string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
-		why := "no " + program + ": install it (Debian's package prometheus; `sh scripts/setup.sh test` does where CI is set)"
+		why := "no " + program + ": install it (Debian's package prometheus; `sh contrib/scripts/setup.sh test` does where CI is set)"
 		if os.Getenv("STRICT") == "1" {
 			t.Fatal(why)
 		}

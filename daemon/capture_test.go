@@ -26,7 +26,7 @@ func tshark(t *testing.T, capture []byte, fields ...string) (packets [][]string)
 	t.Helper()
 	program, err := exec.LookPath("tshark")
 	if err != nil {
-		const why = "no tshark: `sh scripts/setup.sh test` installs it"
+		const why = "no tshark: `sh contrib/scripts/setup.sh test` installs it"
 		if os.Getenv("STRICT") == "1" {
 			t.Fatal(why)
 		}

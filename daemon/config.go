@@ -22,11 +22,11 @@ import (
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/internal/spool"
 	"github.com/exanet/pfd/internal/uids"
-	"github.com/exanet/pfd/mediate/uio"
 	links "github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/kernel"
+	"github.com/exanet/pfd/vfio/uio"
 )
 
 // How a source fault's block is retransmitted (spec/faultpath.md, "Source fault").

@@ -11,9 +11,9 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/vfio/mediate"
 	"github.com/exanet/pfd/vfio/user"
 )
 

@@ -67,7 +67,7 @@ func library(t *testing.T, dir string, flags ...string) {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("gcc is not installed: make test installs it")
 	}
-	c := exec.CommandContext(t.Context(), "sh", filepath.Join("..", "scripts", "libexanet.sh"), dir)
+	c := exec.CommandContext(t.Context(), "sh", filepath.Join("..", "contrib", "scripts", "libexanet.sh"), dir)
 	c.Env = append(os.Environ(), "CFLAGS="+strings.Join(flags, " "))
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("libexanet: %v\n%s", err, out)
@@ -349,7 +349,7 @@ func TestSanitized(t *testing.T) {
 // And by valgrind's memcheck, which also detects uninitialized memory. It has no userfaultfd.
 func TestMemcheck(t *testing.T) {
 	if _, err := os.Stat("/usr/include/valgrind/valgrind.h"); err != nil {
-		const why = "no valgrind: `sh scripts/setup.sh test` installs it"
+		const why = "no valgrind: `sh contrib/scripts/setup.sh test` installs it"
 		if os.Getenv("STRICT") == "1" {
 			t.Fatal(why)
 		}

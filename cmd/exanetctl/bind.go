@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/vfio/kernel"
+	"github.com/exanet/pfd/vfio/mediate"
 )
 
 // bindFlags are the flags of bind and unbind.

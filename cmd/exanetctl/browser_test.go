@@ -48,7 +48,7 @@ func openBrowser(t *testing.T, url string) *browser {
 		}
 	}
 	if program == "" {
-		lacking(t, "no Chromium: scripts/setup.sh test installs chromium-headless-shell")
+		lacking(t, "no Chromium: contrib/scripts/setup.sh test installs chromium-headless-shell")
 	}
 	in, toBrowser, err := os.Pipe()
 	if err != nil {

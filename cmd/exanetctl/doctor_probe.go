@@ -14,9 +14,9 @@ import (
 
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/procstatus"
-	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/space/uffd"
 	"github.com/exanet/pfd/vfio/kernel"
+	"github.com/exanet/pfd/vfio/mediate"
 )
 
 // ioctl numbers of linux/fs.h: _IOWR('f', 16, struct pm_scan_arg) of 96 bytes

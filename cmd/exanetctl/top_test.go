@@ -209,7 +209,7 @@ type tmux struct {
 func startTmux(t *testing.T, width, height int, command string) *tmux {
 	t.Helper()
 	if _, err := exec.LookPath("tmux"); err != nil {
-		lacking(t, "no tmux: scripts/setup.sh test installs it")
+		lacking(t, "no tmux: contrib/scripts/setup.sh test installs it")
 	}
 	m := &tmux{t, filepath.Join(t.TempDir(), "tmux")}
 	m.do("-f", "/dev/null", "new-session", "-d", "-x", strconv.Itoa(width), "-y", strconv.Itoa(height), command+"; echo exit code $?; exec sleep 1000")

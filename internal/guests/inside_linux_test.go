@@ -23,9 +23,9 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/suite"
-	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/kernel"
+	"github.com/exanet/pfd/vfio/mediate"
 )
 
 // The parts of this program that run in a guest.

@@ -24,7 +24,7 @@ const patience = 3 * time.Minute
 
 var (
 	bin string // directory of the programs
-	// cache is that of exanetctl qemu setup, which scripts/setup.sh test runs;
+	// cache is that of exanetctl qemu setup, which contrib/scripts/setup.sh test runs;
 	// unusable says why guests cannot be booted from it.
 	cache    *qemu.Cache
 	unusable error
@@ -92,7 +92,7 @@ func usable(t testing.TB) {
 func unavailable(t testing.TB, err error) {
 	t.Helper()
 	if err != nil && os.Getenv("STRICT") == "1" {
-		t.Fatalf("guests cannot be booted: %v (scripts/setup.sh guests)", err)
+		t.Fatalf("guests cannot be booted: %v (contrib/scripts/setup.sh guests)", err)
 	}
 	if err != nil {
 		t.Skipf("guests cannot be booted: %v", err)

@@ -19,7 +19,7 @@ var levels = map[string]int{
 	"internal/suite": 6, // the fault suite: the driver on any bus
 
 	"trace/probe":   5,
-	"daemon/domain": 5, "fault": 5, "emu": 5, "mediate": 5, "internal/sim": 5, "rdma": 5,
+	"daemon/domain": 5, "fault": 5, "emu": 5, "vfio/mediate": 5, "internal/sim": 5, "rdma": 5,
 	"internal/owner": 5, // the loop that emu and mediate run on
 
 	// The protocols between daemon, emu and rdma.
@@ -32,7 +32,7 @@ var levels = map[string]int{
 	"gup": 3, "soc": 3, "vfio/user": 3,
 
 	"space/view": 2, // memory that processes share, mapped by pfd
-	"space/proc": 2, "netlink": 2, "space/uffd": 2, "vfio": 2, "mediate/uio": 2,
+	"space/proc": 2, "netlink": 2, "space/uffd": 2, "vfio": 2,
 
 	"mailbox": 1, "packetizer": 1,
 	"trace":          1, // records and the point where the probe reads them
@@ -48,22 +48,23 @@ var sideways = map[string][]string{
 	"space":        {"space/memport"},
 	"internal/sim": {"daemon/domain", "fault"}, // also runs the driver
 	"emu":          {"internal/owner"},
-	"mediate":      {"internal/owner"},
+	"vfio/mediate": {"internal/owner"},
 }
 
 // strangers must not be imported at all, not even indirectly.
 var strangers = map[string][]string{
-	"fault":         {"emu", "soc", "vfio", "mediate/uio"},
-	"daemon/domain": {"fault", "emu", "soc", "vfio", "mediate/uio"},
+	"fault":         {"emu", "soc", "vfio"},
+	"daemon/domain": {"fault", "emu", "soc", "vfio"},
 	"rdma":          {"space/proc", "soc", "emu", "fault", "daemon/domain", "gup"},
 	"gup":           {"netlink", "soc", "fault"},
 	"internal/sim":  {"emu", "rdma", "internal/workload", "daemon/session"},
-	"vfio":          {"device", "soc", "fault"},
+	"vfio/user":     {"device", "soc", "fault"},
+	"vfio/kernel":   {"device", "soc", "fault"},
 	"soc":           {"space/proc", "netlink", "gup", "attach"},
 	"cmd":           {"soc", "fault", "daemon/domain", "space/proc", "gup"}, // directly, see below
 
-	"daemon/session": {"daemon/control", "mediate", "vfio"},
-	"daemon/api":     {"mediate", "vfio"},
+	"daemon/session": {"daemon/control", "vfio"},
+	"daemon/api":     {"vfio"},
 }
 
 // room returns the key of levels for a package.

@@ -88,7 +88,7 @@ func TestSetup(t *testing.T) {
 				}
 			}
 			log := filepath.Join(t.TempDir(), "log")
-			cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "setup.sh"), "test")
+			cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "contrib", "scripts", "setup.sh"), "test")
 			cmd.Env = []string{"PATH=" + stubs(t, c.programs), "LOG=" + log}
 			out, err := cmd.CombinedOutput()
 			if (err != nil) != c.fails {
@@ -129,7 +129,7 @@ esac
 		{[]string{"good"}, false, "test: slowest packages:\n     12.3s exanet/x\ntest: all passed\n"},
 		{[]string{"bad", "good", "good"}, true, "test: make bad failed\nok  \texanet/x\t12.3s\nok  \texanet/x\t12.3s\ntest: slowest packages:\n     24.6s exanet/x\n      3.2s exanet/y\ntest: failed: bad\n  exanet/y TestA\n  exanet/y TestA/sub\n  exanet/z [build failed]\n"},
 	} {
-		cmd := exec.CommandContext(t.Context(), "/bin/sh", append([]string{filepath.Join(root, "scripts", "test.sh")}, c.targets...)...)
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", append([]string{filepath.Join(root, "contrib", "scripts", "test.sh")}, c.targets...)...)
 		cmd.Env = append(os.Environ(), "MAKE="+fake)
 		out, err := cmd.CombinedOutput()
 		if (err != nil) != c.fails || !strings.HasSuffix(string(out), c.ends) {
@@ -219,7 +219,7 @@ func TestSetupUsage(t *testing.T) {
 		{[]string{"--all"}, 2, `unexpected argument "--all"`},
 		{[]string{"--help"}, 0, "usage: setup.sh [test|guests]"},
 	} {
-		cmd := exec.CommandContext(t.Context(), "/bin/sh", append([]string{filepath.Join(root, "scripts", "setup.sh")}, c.args...)...)
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", append([]string{filepath.Join(root, "contrib", "scripts", "setup.sh")}, c.args...)...)
 		cmd.Env = []string{"PATH=" + dir}
 		out, _ := cmd.CombinedOutput() // the exit code is checked below
 		if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) || !strings.Contains(string(out), "usage: ") || strings.Contains(string(out), "installed") {
@@ -230,7 +230,7 @@ func TestSetupUsage(t *testing.T) {
 
 // No script ignores an unknown argument.
 func TestScriptsUsage(t *testing.T) {
-	scripts, err := filepath.Glob(filepath.Join(root, "scripts", "*.sh"))
+	scripts, err := filepath.Glob(filepath.Join(root, "contrib", "scripts", "*.sh"))
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no scripts: %v", err)
 	}
@@ -250,7 +250,7 @@ func TestFuzzScript(t *testing.T) {
 		"go":      `case "$*" in "list ./...") echo x y ;; *-list*) echo FuzzA ;; *x) exit 1 ;; *) echo "ran $*" ;; esac`,
 		"dirname": "", "grep": "",
 	})
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "scripts", "fuzz.sh"), "5s")
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", filepath.Join(root, "contrib", "scripts", "fuzz.sh"), "5s")
 	cmd.Env = []string{"PATH=" + dir}
 	out, _ := cmd.CombinedOutput() // the exit code is checked below
 	const want = "fuzz: x FuzzA (5s)\nfuzz: y FuzzA (5s)\nran test -run ^$ -fuzz ^FuzzA$ -fuzztime 5s y\nfuzz: failed: x:FuzzA\n"

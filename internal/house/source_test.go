@@ -32,7 +32,7 @@ var unsafeFiles = []string{
 	"internal/owner/wait_linux.go",
 	"internal/sandbox/sandbox_linux.go",
 	"internal/suite/rig.go",
-	"mediate/scratchpad.go",
+	"vfio/mediate/scratchpad.go",
 	"space/memport/layout.go",
 	"space/proc/syscall_linux.go",
 	"space/proc/proctest/child_linux.go",
@@ -69,7 +69,7 @@ func TestUnsafeFiles(t *testing.T) {
 
 // linuxPackages are Linux-only by nature; elsewhere the system is reached from
 // files whose names end in _linux.go.
-var linuxPackages = []string{"emu", "space/proc", "gup", "space/uffd", "netlink", "daemon", "internal/workload", "rdma", "attach", "vfio", "mediate/uio", "qemu", "trace", "cmd", "internal/limits", "internal/owner", "internal/suite", "internal/hostile", "internal/tracing"}
+var linuxPackages = []string{"emu", "space/proc", "gup", "space/uffd", "netlink", "daemon", "internal/workload", "rdma", "attach", "vfio", "qemu", "trace", "cmd", "internal/limits", "internal/owner", "internal/suite", "internal/hostile", "internal/tracing"}
 
 func TestSystemCallsStayInTheirPackages(t *testing.T) {
 	_, list := sources(t)

@@ -167,7 +167,7 @@ func TestContainers(t *testing.T) {
 	}
 	bin := t.TempDir()
 	run(t, "go", "build", "-buildvcs=false", "-o", bin+"/", "./cmd/pfd", "./cmd/exanetctl")
-	run(t, "sh", "scripts/libexanet.sh", bin)
+	run(t, "sh", "contrib/scripts/libexanet.sh", bin)
 	run(t, "gcc", "-std=c11", "-I", bin, "-o", bin+"/client", "examples/c/exanet.c", bin+"/libexanet.a", "-pthread")
 	const image, other = 65532, user
 	for _, row := range []struct {

@@ -63,7 +63,7 @@ func boot(t *testing.T) *machine {
 	}
 	need(t, "systemctl", "journalctl", "nsenter", "setpriv", "dpkg")
 	if !slices.ContainsFunc(systemdPrograms, func(p string) bool { return unix.Access(p, unix.X_OK) == nil }) {
-		t.Skip("systemd is not installed: scripts/setup.sh installs it")
+		t.Skip("systemd is not installed: contrib/scripts/setup.sh installs it")
 	}
 	group, err := controlGroup()
 	if err != nil {

@@ -40,7 +40,7 @@ func need(t *testing.T, programs ...string) {
 func build(t *testing.T) string {
 	t.Helper()
 	need(t, "make", "dpkg", "dpkg-deb")
-	if out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+filepath.Join(root, "scripts", "tools.mod"), "nfpm", "--version").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+filepath.Join(root, "contrib", "scripts", "tools.mod"), "nfpm", "--version").CombinedOutput(); err != nil {
 		t.Skipf("nfpm is not available: its modules are neither in the cache nor at a proxy: %v\n%s", err, out)
 	}
 	dir := t.TempDir()
@@ -183,7 +183,7 @@ func documentLinks(t *testing.T, dir string) {
 // packages.
 func TestLintian(t *testing.T) {
 	if _, err := exec.LookPath("lintian"); err != nil {
-		const why = "no lintian: `sh scripts/setup.sh test` installs it"
+		const why = "no lintian: `sh contrib/scripts/setup.sh test` installs it"
 		if os.Getenv("STRICT") == "1" {
 			t.Fatal(why)
 		}

@@ -2,8 +2,8 @@ package suite
 
 import (
 	"github.com/exanet/pfd/attach"
-	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/vfio/mediate"
 )
 
 // Mediated is a mediated machine as a Machine of the suite.

@@ -191,7 +191,7 @@ func bpftools(t *testing.T) map[string][]string {
 	if path, err := exec.LookPath("bpftool"); err == nil {
 		found["the machine's bpftool"] = []string{path}
 	} else {
-		t.Logf("bpftool is not installed: scripts/setup.sh test")
+		t.Logf("bpftool is not installed: contrib/scripts/setup.sh test")
 	}
 	cache := os.Getenv("EXANET_QEMU_CACHE")
 	if cache == "" {

@@ -3,7 +3,7 @@
 # where to, VERSION which; by default bin and the program's own.
 set -eu
 [ $# = 0 ] || { echo "deb: unexpected argument \"$1\"; usage: deb.sh" >&2; exit 2; }
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 GO=${GO:-go}
 dir=${DEB_DIR:-bin}
 # Debian sorts 0.1.0~dev before 0.1.0.
@@ -44,7 +44,7 @@ cp docs/plots/*.svg "$STAGE/docs/plots/"
 } | gzip -9n >"$STAGE/changelog.gz"
 export VERSION ARCH STAGE
 package() {
-	GOFLAGS=-mod=mod $GO tool -modfile=scripts/tools.mod nfpm package --config "$1" --packager deb --target "$dir"
+	GOFLAGS=-mod=mod $GO tool -modfile=contrib/scripts/tools.mod nfpm package --config "$1" --packager deb --target "$dir"
 }
 package contrib/nfpm.yaml
 CC=${CC:-gcc}
@@ -54,7 +54,7 @@ if ! command -v "$CC" >/dev/null; then
 fi
 MULTIARCH=$("$CC" -print-multiarch)
 export MULTIARCH
-sh scripts/libexanet.sh "$STAGE/c" /usr "/usr/lib/$MULTIARCH"
+sh contrib/scripts/libexanet.sh "$STAGE/c" /usr "/usr/lib/$MULTIARCH"
 strip --strip-unneeded "$STAGE/c/libexanet.so.1"
 strip --strip-debug --enable-deterministic-archives "$STAGE/c/libexanet.a"
 package contrib/nfpm-lib.yaml

@@ -13,8 +13,8 @@ import (
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/vfio/mediate"
 )
 
 // side is a process's pages on node 0 of a machine without a suite's rig.

@@ -3,7 +3,7 @@
 # wrong and fails; prints one line a step when all is well.
 set -eu
 [ $# = 0 ] || { echo "check: unexpected argument \"$1\"; usage: check.sh" >&2; exit 2; }
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 GO=${GO:-go}
 
 step() {

@@ -12,7 +12,7 @@ case "$#:${1:-}" in
 esac
 here='${pcfiledir}'
 dir=$1 prefix=${2:-$here} includedir=${2:+'${prefix}/include'} libdir=${3:-$here}
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 mkdir -p "$dir"
 version=$(sed -n 's/^#define EXANET_VERSION "\(.*\)"$/\1/p' libexanet/exanet.h)
 objects=

@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/suite"
-	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/vfio/mediate"
 )
 
 // requests returns how many requests a node's client has sent, and how many it awaited.

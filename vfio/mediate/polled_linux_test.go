@@ -8,7 +8,7 @@ import (
 
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/internal/suite"
-	"github.com/exanet/pfd/mediate"
+	"github.com/exanet/pfd/vfio/mediate"
 	"github.com/exanet/pfd/vfio/user"
 )
 

@@ -9,11 +9,11 @@ case ${1:-} in
 	exit 2
 	;;
 esac
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 GO=${GO:-go}
 
 often="./attach ./cmd/... ./daemon/... ./emu/... ./examples/... ./gup ./internal/hostile ./internal/keeper
-./internal/packaging ./internal/sockets ./internal/tracing ./libexanet/... ./mediate/... ./netlink ./space/proc/...
+./internal/packaging ./internal/sockets ./internal/tracing ./libexanet/... ./vfio/mediate/... ./netlink ./space/proc/...
 ./rdma ./space/... ./vfio/... ./internal/workload/..."
 
 loops=

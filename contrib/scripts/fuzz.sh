@@ -9,7 +9,7 @@ case "$#:${1:-}" in
 	exit 2
 	;;
 esac
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 GO=${GO:-go}
 time=${1:-20s}
 failed=

@@ -5,7 +5,7 @@ package uio_test
 import (
 	"fmt"
 
-	"github.com/exanet/pfd/mediate/uio"
+	"github.com/exanet/pfd/vfio/uio"
 )
 
 // Devices are named as in /sys/class/uio, or by their PCI addresses.

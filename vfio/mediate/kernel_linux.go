@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/mediate/uio"
 	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/kernel"
+	"github.com/exanet/pfd/vfio/uio"
 )
 
 // PCIVendor and PCIDevice are the identity of a node (spec/hardware.md 2); defined by this

@@ -42,7 +42,7 @@ esac
 
 # Nothing is fetched twice. Tests look for it in the same place.
 fetch() {
-	CGO_ENABLED=0 go run -C "$(dirname "$0")/.." ./cmd/exanetctl qemu setup --fetch ${EXANET_QEMU_CACHE:+--cache "$EXANET_QEMU_CACHE"} "$@"
+	CGO_ENABLED=0 go run -C "$(dirname "$0")/../.." ./cmd/exanetctl qemu setup --fetch ${EXANET_QEMU_CACHE:+--cache "$EXANET_QEMU_CACHE"} "$@"
 }
 
 guests() {

@@ -9,7 +9,7 @@ case ${1:-} in
 	exit 2
 	;;
 esac
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 MAKE=${MAKE:-make}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

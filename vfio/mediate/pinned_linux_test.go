@@ -15,9 +15,9 @@ import (
 	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/internal/suite"
-	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/space/shadow/shadowtest"
+	"github.com/exanet/pfd/vfio/mediate"
 	"github.com/exanet/pfd/vfio/user"
 )
 

@@ -1,4 +1,4 @@
-// Tools that are too heavy for the module's own go.mod. go tool -modfile=scripts/tools.mod
+// Tools that are too heavy for the module's own go.mod. go tool -modfile=contrib/scripts/tools.mod
 // runs them, pinned.
 module github.com/exanet/pfd/tools
 

@@ -13,8 +13,8 @@ import (
 	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/suite"
-	"github.com/exanet/pfd/mediate"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/vfio/mediate"
 )
 
 // BenchmarkOthersEvictions times a write of 4 KiB to absent memory while another domain evicts on

@@ -27,14 +27,14 @@ func (e *Engine) next(q *itemQueue) *call {
 		n.pending |= 1 << a.Vector
 		e.vectors = true
 	case soc.DescriptorChanged:
-		e.publishing()
+		e.tracePublishing()
 		if s := n.slots[a.Slot]; s != nil {
 			s.att.Pages.SetDone(int(a.Channel), a.Done, a.Status, a.Paused)
 			if a.Done != device.DoneOngoing && a.Channel < device.WriteChannels {
 				s.att.Pages.Notify()
 			}
 		}
-		e.published(n, &a)
+		e.tracePublished(n, &a)
 	case soc.WordsWritten:
 		if s := n.slots[a.Slot]; s != nil {
 			s.att.Pages.Notify()

@@ -28,7 +28,7 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.moved[:c.count])
 	c.op, c.space, c.queue, c.err, c.node, c.slot = nil, nil, nil, nil, nil, nil
 	c.count, c.from = 0, 0
-	c.begun, c.long, c.asks, c.late, c.refused, c.asked = false, false, false, false, false, false
+	c.begun, c.long, c.outside, c.late, c.refused, c.waited = false, false, false, false, false, false
 	e.free = append(e.free, c)
 }
 
@@ -79,14 +79,14 @@ func (e *Engine) advance(c *call, step space.Step) *call {
 		s.waits++
 		c.op.Start()
 		c.op.Call = c
-		c.asked = true
+		c.waited = true
 		e.loop.Heat(&s.process, e.clock.seen)
 		return nil
 	case step == space.Touch:
 		return c
 	case s == nil && step == space.Run:
 		return c // no process is attached that could make it
-	case s == nil, step == space.Apart && c.asked: // not refused
+	case s == nil, step == space.Apart && c.waited: // not refused
 		e.spend(c)
 		e.apart.make(c)
 		return nil
@@ -114,9 +114,9 @@ func (e *Engine) ran(c *call) *call {
 	if c.charged {
 		e.giveBack(c)
 	}
-	if c.asks {
-		c.asks = false
-		e.askedOutside(c.node)
+	if c.outside {
+		c.outside = false
+		e.outsideEnded(c.node)
 	}
 	if c.queue != nil {
 		return e.complete(c)
@@ -218,7 +218,7 @@ func (e *Engine) makeApart(c *call) {
 		e.apart.make(c)
 		return
 	case c.slot.starved && c.pagesIn(), c.slot.node.slots[c.slot.index] != c.slot:
-		e.refuse(c)
+		e.denyThread(c)
 		return
 	}
 	c.since = e.Now()
@@ -250,7 +250,7 @@ func (e *Engine) release() (any bool) {
 			e.holding--
 			if late {
 				s.starved = s.starved || c.pagesIn()
-				e.refuse(c)
+				e.denyThread(c)
 			} else {
 				e.apart.make(c)
 			}
@@ -259,19 +259,19 @@ func (e *Engine) release() (any bool) {
 	return any
 }
 
-// refuseHeld refuses the calls of a detached slot that wait for a thread.
-func (e *Engine) refuseHeld(s *slot) {
+// denyHeld refuses the calls of a detached slot that wait for a thread.
+func (e *Engine) denyHeld(s *slot) {
 	held := s.held
 	s.held = nil
 	e.holding -= len(held)
 	for _, c := range held {
-		e.refuse(c)
+		e.denyThread(c)
 	}
 }
 
-// refuse ends a call for which there is no thread. A page-in fails with a temporary error; the pages
+// denyThread ends a call for which there is no thread. A page-in fails with a temporary error; the pages
 // of an access count as absent.
-func (e *Engine) refuse(c *call) {
+func (e *Engine) denyThread(c *call) {
 	s := c.slot
 	s.node.accesses.Refused++
 	if s.att.Log != nil {
@@ -285,24 +285,24 @@ func (e *Engine) refuse(c *call) {
 // askOutside makes a call apart that asks the driver in another process. That driver may itself wait
 // for the engine. A node has one such call at a time.
 func (e *Engine) askOutside(c *call) {
-	c.asks = true
-	if c.node.asking {
-		c.node.asks = append(c.node.asks, c)
+	c.outside = true
+	if c.node.outsideBusy {
+		c.node.outsideCalls = append(c.node.outsideCalls, c)
 		return
 	}
-	c.node.asking = true
+	c.node.outsideBusy = true
 	e.spend(c) // not refused: a node has one at a time
 	e.apart.make(c)
 }
 
-// askedOutside notes that a call of askOutside has ended, and makes the next one.
-func (e *Engine) askedOutside(n *node) {
-	if len(n.asks) == 0 {
-		n.asking = false
+// outsideEnded notes that a call of askOutside has ended, and makes the next one.
+func (e *Engine) outsideEnded(n *node) {
+	if len(n.outsideCalls) == 0 {
+		n.outsideBusy = false
 		return
 	}
-	next := n.asks[0]
-	n.asks = slices.Delete(n.asks, 0, 1)
+	next := n.outsideCalls[0]
+	n.outsideCalls = slices.Delete(n.outsideCalls, 0, 1)
 	e.spend(next)
 	e.apart.make(next)
 }

@@ -46,7 +46,7 @@ func (e *Engine) run(late *call) {
 		asked := e.nudge(now) > 0
 		sleep := p.Idle(now, asked, e.yield) || woke && !asked
 		if sleep || now-p.Since() >= showAfter {
-			e.show(now)
+			e.showTrace(now)
 		}
 		if sleep {
 			e.sleep()
@@ -140,7 +140,7 @@ func (e *Engine) repay() {
 			break
 		}
 	}
-	e.show(math.MaxInt64 / 2)
+	e.showTrace(math.MaxInt64 / 2)
 	e.borrowed = false
 	// The engine goroutine sleeps until the deadline that was the next one when it fell asleep.
 	wake := e.stop || e.nudge(e.Now()) > 0

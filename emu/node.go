@@ -33,20 +33,20 @@ func newFlight(o *link.Options, node int, pool *wire.Pool) flight {
 }
 
 type node struct {
-	index    int
-	soc      *soc.Node
-	windows  [device.Windows]device.Window
-	bus      device.Bus
-	handler  device.Handler
-	due      int64  // when it needs a step (deadline)
-	flight   flight // frames that it has sent
-	pending  uint32 // vectors to be delivered
-	slots    [device.Slots]*slot
-	accesses Accesses
-	outside  Outside
-	sleepers [device.Slots]sleeper // of the memory that the driver's tables name
-	asking   bool                  // a call that asks the driver is in progress
-	asks     []*call               // calls that wait for it
+	index        int
+	soc          *soc.Node
+	windows      [device.Windows]device.Window
+	bus          device.Bus
+	handler      device.Handler
+	due          int64  // when it needs a step (deadline)
+	flight       flight // frames that it has sent
+	pending      uint32 // vectors to be delivered
+	slots        [device.Slots]*slot
+	accesses     Accesses
+	outside      Outside
+	sleepers     [device.Slots]sleeper // of the memory that the driver's tables name
+	outsideBusy  bool                  // a call that asks the driver is in progress
+	outsideCalls []*call               // calls that wait for it
 }
 
 // sleeper accounts for calls that sleep.
@@ -101,8 +101,8 @@ type call struct {
 	charged bool  // it counts in the engine's budget of threads
 	late    bool  // it has lost its lease
 	refused bool  // nothing of it is tried
-	asked   bool  // another process has been asked for it
-	asks    bool  // it asks the driver of the node (askOutside)
+	waited  bool  // another process has been asked for it
+	outside bool  // it asks the driver of the node (askOutside)
 	node    *node
 	slot    *slot
 	index   int   // of the slot
@@ -131,7 +131,7 @@ func (n *node) deadline() int64 {
 // remote reports whether the node's memory is reached by asking its driver, or was a moment ago:
 // accesses keep their order.
 func (n *node) remote() bool {
-	return n.outside.Remote != nil && (n.outside.Remote() || n.asking)
+	return n.outside.Remote != nil && (n.outside.Remote() || n.outsideBusy)
 }
 
 // declines reports whether a message is a RAPF with the fail bit that must not be sent.

@@ -15,7 +15,7 @@ import (
 func (e *Engine) pass() (busy, ok bool) {
 	ok = true
 	e.clock.run(e.Now())
-	e.watch()
+	e.watchTrace()
 	// Work that has begun goes first: its payloads are in the caches.
 	busy = e.loop.Look(e.clock.seen, func() bool { return e.urgent.len() >= passWork/2 })
 	for _, p := range e.loop.Hot() {

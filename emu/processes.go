@@ -60,7 +60,7 @@ func (processes) Fired(int) {}
 
 // ring passes the doorbell of a channel, or a copy of its descriptor, to the node.
 func (e *Engine) ring(s *slot, ch int, kind soc.EventKind) {
-	e.rings(s, ch)
+	e.traceDoorbell(s, ch)
 	ev := soc.Event{Kind: kind, Slot: s.index, Channel: ch}
 	if ch < device.ChannelsPerSlot {
 		var d device.Descriptor
@@ -118,7 +118,7 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 		return
 	}
 	e.loop.Detach(&s.process)
-	e.refuseHeld(s)
+	e.denyHeld(s)
 	// This ends page-ins that have not been requested or answered: they must not touch memory that
 	// the session unmaps.
 	s.att.Space.Close()

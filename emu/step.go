@@ -39,7 +39,7 @@ func (e *Engine) load(n *node, id device.WindowID, off uint32, width int) uint64
 // enqueue queues the actions from number from on.
 func (e *Engine) enqueue(n *node, from int) {
 	n.due = n.deadline()
-	e.refused(n, e.actions[from:])
+	e.traceRefused(n, e.actions[from:])
 	for _, a := range e.actions[from:] {
 		e.queueOf(&a).add(item{n, a})
 	}

@@ -29,9 +29,9 @@ func newTracer(log *trace.Log, e *Engine) (tracer, error) {
 	return tracer{log: log, base: base}, err
 }
 
-// refused records the blocks whose refusal a node has reported, together with the actions that it
+// traceRefused records the blocks whose refusal a node has reported, together with the actions that it
 // requests.
-func (e *Engine) refused(n *node, actions []soc.Action) {
+func (e *Engine) traceRefused(n *node, actions []soc.Action) {
 	list := n.soc.Refusals()
 	if len(list) == 0 || !trace.On() {
 		return
@@ -81,16 +81,16 @@ func final(done uint32) bool { return done == device.DoneCompleted || done == de
 // stamp returns the time that is passed to a node, by CLOCK_MONOTONIC.
 func (t *tracer) stamp(now int64) int64 { return t.base + max(now, t.seen) }
 
-// publishing reads the time before a done is published: the time at which the process says that it
+// tracePublishing reads the time before a done is published: the time at which the process says that it
 // saw it must not be earlier.
-func (e *Engine) publishing() {
+func (e *Engine) tracePublishing() {
 	if t := &e.tracer; len(t.finishing) > 0 {
 		t.published = t.base + e.Now()
 	}
 }
 
-// published completes the records of a channel whose done the process can see now.
-func (e *Engine) published(n *node, a *soc.Action) {
+// tracePublished completes the records of a channel whose done the process can see now.
+func (e *Engine) tracePublished(n *node, a *soc.Action) {
 	t := &e.tracer
 	if len(t.finishing) == 0 || !final(a.Done) {
 		return
@@ -108,9 +108,9 @@ func (e *Engine) published(n *node, a *soc.Action) {
 	t.finishing = kept
 }
 
-// show passes the waiting records on, with the times at which the processes saw their transfers' end.
+// showTrace passes the waiting records on, with the times at which the processes saw their transfers' end.
 // If a process has not reported that yet the batch waits, up to seenTime.
-func (e *Engine) show(now int64) {
+func (e *Engine) showTrace(now int64) {
 	t := &e.tracer
 	list := t.log.Waiting()
 	for i := range list {
@@ -150,9 +150,9 @@ func (t *tracer) told(n *node, slot, channel uint8, of func(*attach.Pages, int) 
 	return of(n.slots[slot].att.Pages, int(channel))
 }
 
-// rings notes that a process rings the doorbell of a channel. The process has seen the end of the
+// traceDoorbell notes that a process rings the doorbell of a channel. The process has seen the end of the
 // channel's previous transfer, and what it reports from now on belongs to the next one.
-func (e *Engine) rings(s *slot, ch int) {
+func (e *Engine) traceDoorbell(s *slot, ch int) {
 	t := &e.tracer
 	if !t.on || ch >= device.WriteChannels {
 		return
@@ -169,9 +169,9 @@ func (e *Engine) rings(s *slot, ch int) {
 	s.att.Pages.SetSeen(ch, 0)
 }
 
-// watch tells the processes when tracing starts or stops, and tells its readers which processes there
+// watchTrace tells the processes when tracing starts or stops, and tells its readers which processes there
 // are.
-func (e *Engine) watch() {
+func (e *Engine) watchTrace() {
 	t := &e.tracer
 	on := trace.On()
 	if on == t.on {

@@ -140,14 +140,14 @@ func (n *Node) deliver(f *wire.Frame) bool {
 			return true
 		}
 	case m >= device.MailboxDriver && m < device.MailboxProcess:
-		ok = (f.SrcInterface < device.MailboxProcess || f.SrcPDID == 0) && n.store(m, f)
+		ok = (f.SrcInterface < device.MailboxProcess || f.SrcPDID == 0) && n.putMail(m, f)
 	case m >= device.MailboxProcess && m < device.Interfaces:
 		slot := n.admitted(m, f)
 		if slot >= 0 && f.SrcPDID == 0 && op == mailbox.OpAck && !n.answered(slot, m, f) {
 			n.counts[device.MsgDropped]++
 			return true
 		}
-		if ok = slot >= 0 && n.store(m, f); ok {
+		if ok = slot >= 0 && n.putMail(m, f); ok {
 			n.out = append(n.out, Action{Kind: MailArrived, Interface: uint8(m)})
 		}
 	}
@@ -173,7 +173,7 @@ func (n *Node) admitted(m int, f *wire.Frame) int {
 	return slot
 }
 
-func (n *Node) store(m int, f *wire.Frame) bool {
+func (n *Node) putMail(m int, f *wire.Frame) bool {
 	msg := mail{
 		source: mailbox.Source{Node: f.SrcNode, Interface: f.SrcInterface, PDID: f.SrcPDID, Words: int(f.MessageLen)},
 		words:  f.Message,

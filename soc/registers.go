@@ -197,7 +197,7 @@ func (n *Node) Store(now int64, w device.WindowID, offset uint32, width int, v u
 	}
 	value = value&^(write&lanes) | v&write
 	value &^= v & w1c
-	n.store1(&t, value, v&w1c, act)
+	n.storeRegister(&t, value, v&w1c, act)
 	return n.settle()
 }
 
@@ -205,9 +205,9 @@ func (n *Node) Store(now int64, w device.WindowID, offset uint32, width int, v u
 // reads.
 func (n *Node) peek(t *device.Target) uint64 { return n.load(t) }
 
-// store1 writes a whole register: value is its new content, cleared the bits written as W1C, act
+// storeRegister writes a whole register: value is its new content, cleared the bits written as W1C, act
 // the written bits that trigger an action.
-func (n *Node) store1(t *device.Target, value, cleared, act uint64) {
+func (n *Node) storeRegister(t *device.Target, value, cleared, act uint64) {
 	switch t.Window {
 	case device.PL:
 		n.storePL(t, value, cleared, act)

@@ -63,7 +63,8 @@ const (
 	highestAddress = 1<<48 - 1
 )
 
-// addresses gives out DMA addresses in pieces of one size, what was given back last
+// addresses allocates DMA addresses in pieces of one size. The piece that was freed last is
+// allocated first.
 type addresses struct {
 	size uint64
 	left []Range // never allocated; First is a multiple of size

@@ -27,9 +27,6 @@ const (
 	MinWindow = 64 << 10
 	MaxWindow = 64 << 30
 
-	// promptBytes is the largest page-in that the device's owner does itself (package fault).
-	promptBytes = 16 * device.PageSize
-
 	maxGranule = 64 << 10 // a place: at most 16 pages, one bit each
 	minPlaces  = 16
 
@@ -385,7 +382,7 @@ func (m *Memory) Drop(slot int) {
 	})
 }
 
-// part makes sure that no page of a share is entered any more.
+// part marks a share as gone: no more of its pages are entered.
 func (m *Memory) part(s *share) {
 	s.gone = true
 	m.stats.Shared -= s.size
@@ -581,9 +578,9 @@ func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
 	return m.PageIn(slot, va, 1, write)
 }
 
-// Prompt reports whether a page-in of few pages at va of a slot would not wait now, so that the
-// device's owner may do it itself.
-func (m *Memory) Prompt(slot int, va device.VA) bool {
+// Prompt reports whether a page-in at va of a slot would not wait now, so that the device's owner
+// may do it itself.
+func (m *Memory) Prompt(slot int, va device.VA, pages int) bool {
 	if slot < 0 || slot >= device.Slots || !m.mu.TryLock() {
 		return false
 	}
@@ -591,7 +588,7 @@ func (m *Memory) Prompt(slot int, va device.VA) bool {
 	if s := m.find(slot, va); s != nil && !s.mapped.Load() {
 		return false
 	}
-	return m.prompt(slot, min(promptBytes, m.window/4))
+	return m.prompt(slot, min(uint64(pages)<<device.PageShift, m.window/4))
 }
 
 // Idle unmaps places that were not used for some time, and the tables that are then empty.

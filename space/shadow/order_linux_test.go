@@ -228,7 +228,7 @@ func TestNobodyWaits(t *testing.T) {
 				if hung != 1 {
 					t.Fatalf("no %s hangs", hangs)
 				}
-				if !u.m.Prompt(1, 0) {
+				if !u.m.Prompt(1, 0, 16) {
 					t.Error("a page-in of the other slot would wait")
 				}
 				done := make(chan struct{})

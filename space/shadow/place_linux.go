@@ -226,7 +226,7 @@ func (m *Memory) prompt(slot int, n uint64) bool {
 	_, grows := m.tables.absent()
 	sp := &m.spaces[slot]
 	return m.taken+n+m.kept(slot, n) <= m.window && sp.leaving == 0 && sp.flushes == 0 && m.broken == nil &&
-		(grows || m.tables.spare >= m.promised+2*placeTables)
+		(grows || m.tables.spare >= m.promised+int(n/m.granule+1)*placeTables)
 }
 
 // fill maps the missing pages of a place (one bit each), run by run until a mapping fails, and

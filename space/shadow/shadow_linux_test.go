@@ -328,7 +328,7 @@ func TestSharedIsNotMapped(t *testing.T) {
 				t.Errorf("page %d: fault %v", p, f)
 			}
 		}
-		if s.mapped.Load() || u.m.Prompt(0, va) {
+		if s.mapped.Load() || u.m.Prompt(0, va, 1) {
 			t.Error("a file of which nothing was paged in is mapped")
 		}
 		if err := u.m.Unshare(0, va, uint64(len(b))); err != nil {
@@ -344,7 +344,7 @@ func TestSharedIsNotMapped(t *testing.T) {
 	if r := u.m.PageIn(0, va, 1, true); r.Err != nil || r.Resident != 1 {
 		t.Fatalf("%+v", r)
 	}
-	if !u.m.spaces[0].shares[0].mapped.Load() || !u.m.Prompt(0, va) {
+	if !u.m.spaces[0].shares[0].mapped.Load() || !u.m.Prompt(0, va, 1) {
 		t.Error("a file of which a page was brought in is not mapped")
 	}
 	// If the kernel does not report residency for a file, the mapping provides it.

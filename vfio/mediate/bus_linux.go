@@ -39,13 +39,19 @@ type work interface {
 	Done()
 }
 
-// do does work of a slot, whose first page is first. The work of one slot runs one after the other,
-// in the slot's worker. Short work runs on the owner, directly after its request, if the machine has
-// no swap and nothing must be evicted first. Shared memory is always a file in memory, so that such
-// a page-in cannot wait for a device, and a switch to another goroutine and back would cost more
-// than the work.
-func (n *node) do(slot int, w work, first device.VA, long bool) {
-	if l := n.link.Load(); !long && n.m.inline && (l == nil || l.shadow.Prompt(slot, first)) {
+// prompt reports whether a short page-in at va of a slot may run on the owner: the machine has no
+// swap, pfd has mapped the share, and nothing must be evicted first. Shared memory is always a file
+// in memory, so that such a page-in cannot wait for a device, and a switch to another goroutine and
+// back would cost more than the work.
+func (n *node) prompt(slot int, va device.VA, pages int) bool {
+	l := n.link.Load()
+	return n.m.inline && (l == nil || l.shadow.Prompt(slot, va, pages))
+}
+
+// do does work of a slot: inline at the end of the owner's pass, else on the slot's worker, which
+// does one piece of work after the other. Both may run at the same time.
+func (n *node) do(slot int, w work, inline bool) {
+	if inline {
 		n.m.calls = append(n.m.calls, w)
 		return
 	}

@@ -13,7 +13,7 @@ func (m *Machine) Space(node int) space.Machine { return m.nodes[node] }
 
 // PageIn implements space.Machine.
 func (n *node) PageIn(slot int, op *space.Op, long bool) {
-	n.do(slot, &pageIn{node: n, slot: n.slots[slot], index: slot, op: op}, op.VA, long)
+	n.do(slot, &pageIn{node: n, slot: n.slots[slot], index: slot, op: op}, !long && n.prompt(slot, op.VA, op.Pages))
 }
 
 // pageIn is a page-in of the driver's, for a device with tables of pfd's own: where the process's

@@ -54,7 +54,7 @@ func (m *Machine) Asked(node, index int, f netlink.Fault) {
 	}
 	r := pageRange{f.VA.Page(), int(f.Pages), f.Write}
 	if f.PDID == 0 {
-		n.do(index, &entry{slot: s, link: l, ranges: []pageRange{r}}, 0, r.pages > gup.MaxPages)
+		n.enter(&entry{slot: s, link: l, ranges: []pageRange{r}})
 		return
 	}
 	k := block{f.Source, f.Transaction}
@@ -95,12 +95,22 @@ func (s *slot) entersFirst(l *link, channel int, msg *attach.Message) bool {
 	case !current:
 		return false
 	}
-	count := 0
-	for _, r := range p.ranges {
-		count += r.pages
-	}
-	s.node.do(s.index, &entry{slot: s, link: l, ranges: p.ranges, rapf: *msg, channel: channel, sends: true}, 0, count > gup.MaxPages)
+	s.node.enter(&entry{slot: s, link: l, ranges: p.ranges, rapf: *msg, channel: channel, sends: true})
 	return true
+}
+
+// enter enters pages: on the owner if they are few, since the process has paged them in already, and
+// no share of theirs makes it wait.
+func (n *node) enter(e *entry) {
+	pages := 0
+	for _, r := range e.ranges {
+		pages += r.pages
+	}
+	inline := pages <= gup.MaxPages
+	for _, r := range e.ranges {
+		inline = inline && n.prompt(e.slot.index, r.va, pages) // room for all of them
+	}
+	n.do(e.slot.index, e, inline)
 }
 
 // declined reports whether pfd answers a block in place of the process.

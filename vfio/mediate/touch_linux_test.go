@@ -4,8 +4,11 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/space/shadow"
@@ -92,4 +95,72 @@ func TestAskedPages(t *testing.T) {
 	// The slot's former tenant has left: a page that is entered late sends nothing.
 	n.slots[3] = nil
 	e.Done()
+}
+
+// TestOwnerDoesNotWaitForPages enters pages that a process has paged in. The owner does it itself
+// only if pfd has mapped the share and there is room for all pages; else the slot's worker does.
+func TestOwnerDoesNotWaitForPages(t *testing.T) {
+	const va, pages = 0x10000000, 300
+	m := &Machine{inline: true}
+	var err error
+	if m.loop, err = owner.New[work](owner.User[*slot](processes{m})); err != nil {
+		t.Fatal(err)
+	}
+	defer m.loop.Close()
+	n := &node{m: m}
+	m.nodes = []*node{n}
+	mem, err := shadow.New(shadow.Config{DMA: nowhere{}, Invalidate: func(int, device.VA, int) error { return nil }, VABits: 48, Window: 256 * device.PageSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	n.slots[3] = &slot{node: n, index: 3}
+	n.link.Store(&link{shadow: mem})
+	fd, err := unix.MemfdCreate("touched", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, pages*device.PageSize); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+		t.Fatal(err)
+	}
+	if err := mem.Share(3, va, pages*device.PageSize, fd, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		what         string
+		first, count int
+		owner        bool
+	}{
+		{"the first page of a share that is not mapped", 0, 1, false},
+		{"a page of a share that is mapped", 1, 1, true},
+		{"64 pages, with room", 0, 64, true},
+		{"64 more", 64, 64, true},
+		{"64 more", 128, 64, true},
+		{"38 more", 192, 38, true},
+		{"64 pages, with room for 26", 230, 64, false},
+	} {
+		m.Asked(0, 3, netlink.Fault{VA: device.VA(va + x.first*device.PageSize), Pages: uint16(x.count), Write: true})
+		if got := len(m.calls) == 1; got != x.owner {
+			t.Errorf("%s: on the owner: %v, want %v", x.what, got, x.owner)
+		}
+		for _, c := range m.calls {
+			c.Run()
+		}
+		if m.calls == nil {
+			m.loop.Doze()
+			for !m.loop.Posted() {
+				m.loop.Wait(-1)
+			}
+			m.loop.Rouse(0)
+			m.loop.Take(work.Done)
+		}
+		m.calls = nil
+	}
+	if got := mem.Stats().PageIns; got != 7 {
+		t.Errorf("%d page-ins, want 7", got)
+	}
 }

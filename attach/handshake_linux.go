@@ -130,7 +130,7 @@ func (c *Conn) Handshake(ctx context.Context, h Hello) (Welcome, Descriptors, er
 
 // finishHandshake maps the pages of message b, confirms that, starts a memory helper if pfd asks for
 // one, and receives the welcome.
-func (c *Conn) finishHandshake(ctx context.Context, b []byte, fds Descriptors, own string) (Welcome, error) {
+func (c *Conn) finishHandshake(ctx context.Context, b []byte, fds Descriptors, product string) (Welcome, error) {
 	if _, err := decode(b, TypeMemory, headerSize); err != nil {
 		return Welcome{}, err
 	}
@@ -138,13 +138,13 @@ func (c *Conn) finishHandshake(ctx context.Context, b []byte, fds Descriptors, o
 		return Welcome{}, fmt.Errorf("%w: a memory with %d descriptors, not %d", ErrMessage, len(fds), MemoryFDs)
 	}
 	var err error
-	if c.pages, err = MapMemory(fds[0]); err != nil {
+	if c.pages, err = MapMemory(fds[MemoryPagesFD]); err != nil {
 		return Welcome{}, err
 	}
-	if err := c.Send(appendBare(nil, TypeMapped, own), c.keeper.PIDFD()); err != nil {
+	if err := c.Send(appendBare(nil, TypeMapped, product), c.keeper.PIDFD()); err != nil {
 		return Welcome{}, err
 	}
-	b, more, err := c.receiveAnswer(ctx, own)
+	b, more, err := c.receiveAnswer(ctx, product)
 	if err != nil {
 		return Welcome{}, err
 	}
@@ -154,7 +154,7 @@ func (c *Conn) finishHandshake(ctx context.Context, b []byte, fds Descriptors, o
 		if err != nil {
 			return Welcome{}, fmt.Errorf("attach: start the memory helper that pfd asks for: %w", limits.Explain(err))
 		}
-		if b, more, err = c.receiveAnswer(ctx, own); err != nil {
+		if b, more, err = c.receiveAnswer(ctx, product); err != nil {
 			return Welcome{}, err
 		}
 	}
@@ -170,7 +170,7 @@ func (c *Conn) Pages() *Pages { return c.pages }
 
 // receiveAnswer receives one answer of pfd to a handshake; an answer that ends the handshake is an
 // error.
-func (c *Conn) receiveAnswer(ctx context.Context, own string) ([]byte, Descriptors, error) {
+func (c *Conn) receiveAnswer(ctx context.Context, product string) ([]byte, Descriptors, error) {
 	var buf [MaxMessage]byte
 	n, fds, err := c.Receive(ctx, buf[:])
 	if errors.Is(err, io.EOF) {
@@ -179,21 +179,21 @@ func (c *Conn) receiveAnswer(ctx context.Context, own string) ([]byte, Descripto
 	if err != nil {
 		return nil, nil, fmt.Errorf("attaching: %w", err)
 	}
-	if err := ending(buf[:n], len(fds), own); err != nil {
+	if err := endingError(buf[:n], len(fds), product); err != nil {
 		fds.Close()
 		return nil, nil, err
 	}
 	return buf[:n], fds, nil
 }
 
-// ending returns the error for an answer that ends a handshake.
-func ending(b []byte, fds int, own string) error {
+// endingError returns the error for an answer that ends a handshake.
+func endingError(b []byte, fds int, product string) error {
 	h, err := DecodeHeader(b)
 	switch {
 	case err != nil:
 		return err
 	case h.Protocol != Protocol:
-		return &VersionError{Own: Protocol, Peer: h.Protocol, OwnProduct: own, PeerProduct: h.Product}
+		return &VersionError{Own: Protocol, Peer: h.Protocol, OwnProduct: product, PeerProduct: h.Product}
 	case h.Type == TypeRefused:
 		r, err := DecodeRefused(b)
 		if err != nil {

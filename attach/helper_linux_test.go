@@ -434,7 +434,7 @@ func TestHelperOfAnotherVersion(t *testing.T) {
 	b := bytes.Clone(golden(t)["helper"])
 	b[offProtocol] = 3
 	var v *VersionError
-	if err := ending(b, HelperFDs, Product()); !errors.As(err, &v) || v.Peer != 3 {
+	if err := endingError(b, HelperFDs, Product()); !errors.As(err, &v) || v.Peer != 3 {
 		t.Errorf("%v, want both versions", err)
 	}
 }

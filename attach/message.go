@@ -85,9 +85,14 @@ const (
 	productLength = 64
 	// MaxMessage is the size of the largest message.
 	MaxMessage = 512
-	// MemoryFDs is the number of descriptors of a memory message: memfd, eventfd, netlink socket,
-	// in this order.
-	MemoryFDs = 3
+)
+
+// The descriptors of a memory message, in their order, and their number.
+const (
+	MemoryPagesFD   = iota // memfd
+	MemoryWakeFD           // eventfd
+	MemoryNetlinkFD        // socket
+	MemoryFDs
 )
 
 const flagAcceptGroup = 1 << 0 // defined by this project: docs/attach.md

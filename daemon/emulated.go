@@ -64,7 +64,7 @@ func (m emulated) Features() session.Features {
 	f := session.Features{
 		NewView:       view.NewWithin,
 		Accesses:      m.engine.Accesses,
-		Ended:         func(node int) *tally.Node { return m.engine.Node(node).Ended() },
+		Transfers:     func(node int) *tally.Node { return m.engine.Node(node).Ended() },
 		Invalidations: m.invalidations,
 		Transactions: func(node int) ([]r5.TransactionInfo, int64) {
 			return m.engine.Node(node).Transactions(), m.engine.Clock()

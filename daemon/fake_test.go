@@ -67,7 +67,7 @@ func (p pager) PageIn(va device.VA, pages int, write bool) gup.Result {
 
 func (f *fake) Features() session.Features {
 	return session.Features{
-		Ended:        func(node int) *tally.Node { return &f.nodes[node].ended },
+		Transfers:    func(node int) *tally.Node { return &f.nodes[node].ended },
 		Transactions: func(int) ([]r5.TransactionInfo, int64) { return f.transactions, 5e9 },
 	}
 }

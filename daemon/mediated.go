@@ -84,7 +84,7 @@ func (m mediated) Run(ctx context.Context) error {
 // Features implements Machine.
 func (m mediated) Features() session.Features {
 	return session.Features{
-		Sharing: m, Reconnect: m.m.Reconnect, Server: m.m.Server, Ended: m.m.Ended, Invalidations: m.m.Invalidations,
+		Sharing: m, Reconnect: m.m.Reconnect, Server: m.m.Server, Transfers: m.m.Ended, Invalidations: m.m.Invalidations,
 	}
 }
 

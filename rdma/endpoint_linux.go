@@ -153,18 +153,18 @@ type Endpoint struct {
 
 	invalidations, dump, noUserfaultfd bool // of Options
 
-	mu      sync.Mutex
-	wake    int // eventfd, -1 once closed: written under mu only
-	free    uint32
-	owner   [device.WriteChannels]*Transfer
-	closing bool
-	ended   *ending
-	exports map[Remote][]byte
-	shares  map[device.VA]uint64 // memory shared with a node without SVA: sizes by address
-	reads   reads
-	gathers map[*Transfer]struct{} // not final
-	rings   rings
-	clock   stampClock
+	mu        sync.Mutex
+	wake      int // eventfd, -1 once closed: written under mu only
+	free      uint32
+	transfers [device.WriteChannels]*Transfer
+	closing   bool
+	ended     *ending
+	exports   map[Remote][]byte
+	shares    map[device.VA]uint64 // memory shared with a node without SVA: sizes by address
+	reads     reads
+	gathers   map[*Transfer]struct{} // not final
+	rings     rings
+	clock     stampClock
 
 	asking  sync.Mutex  // one memory request at a time
 	answers chan answer // to it
@@ -239,16 +239,16 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 }
 
 func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, o *Options) (*Endpoint, error) {
-	memfd := attach.Descriptors{fds.Take(0)}
+	memfd := attach.Descriptors{fds.Take(attach.MemoryPagesFD)}
 	memfd.Close() // the mapping keeps the memory
 	// pfd's pid in pfd's own namespace: SO_PEERCRED returns another in another PID namespace.
-	faults, err := netlink.FromFD(fds.Take(2), netlink.Credentials{Port: w.PFDPort, PID: int32(w.PFDPID), UID: conn.Peer().UID})
+	faults, err := netlink.FromFD(fds.Take(attach.MemoryNetlinkFD), netlink.Credentials{Port: w.PFDPort, PID: int32(w.PFDPID), UID: conn.Peer().UID})
 	if err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
 	}
 	e := &Endpoint{
 		conn: conn, pages: conn.Pages(), welcome: w, faults: faults,
-		wake: fds.Take(1), free: ^uint32(0), invalidations: o.CountInvalidations, dump: o.Dump, noUserfaultfd: o.NoUserfaultfd,
+		wake: fds.Take(attach.MemoryWakeFD), free: ^uint32(0), invalidations: o.CountInvalidations, dump: o.Dump, noUserfaultfd: o.NoUserfaultfd,
 		exports: map[Remote][]byte{}, gathers: map[*Transfer]struct{}{}, answers: make(chan answer, 4),
 		over: make(chan struct{}),
 	}
@@ -342,7 +342,7 @@ func (e *Endpoint) harvestLocked() {
 // settleLocked settles a channel's transfer if pfd has ended it, and then frees the channel. It
 // reports whether the channel is free.
 func (e *Endpoint) settleLocked(ch int) bool {
-	t := e.owner[ch]
+	t := e.transfers[ch]
 	if t == nil {
 		return true
 	}
@@ -356,7 +356,7 @@ func (e *Endpoint) settleLocked(ch int) bool {
 		return false
 	}
 	e.stampLocked(ch, e.pages.SetSeen)
-	e.owner[ch] = nil
+	e.transfers[ch] = nil
 	e.free |= 1 << ch
 	return true
 }
@@ -432,10 +432,10 @@ func (e *Endpoint) end(r attach.Reason, text string) {
 	}
 	e.ended = &ending{reason: r, text: text}
 	e.harvestLocked()
-	for ch, t := range e.owner {
+	for ch, t := range e.transfers {
 		if t != nil {
 			t.settle(failed|device.StatusGone, e.ended.String())
-			e.owner[ch] = nil // never free again: the pages have no engine
+			e.transfers[ch] = nil // never free again: the pages have no engine
 		}
 	}
 	e.endReadsLocked(e.ended.String())
@@ -484,7 +484,7 @@ func (e *Endpoint) shutdown() error {
 	e.mu.Lock()
 	e.closing = true
 	e.harvestLocked()
-	for ch, t := range e.owner {
+	for ch, t := range e.transfers {
 		if t != nil {
 			e.pages.AskAbort(ch)
 			e.announceLocked(ch)

@@ -181,7 +181,7 @@ func (e *Endpoint) start(t *Transfer, d *device.Descriptor) (bool, error) {
 	t.ch = bits.TrailingZeros32(e.free)
 	t.q.start()
 	e.free &^= 1 << t.ch
-	e.owner[t.ch] = t
+	e.transfers[t.ch] = t
 	e.stampLocked(t.ch, e.pages.SetRung)
 	e.pages.Publish(t.ch, d)
 	e.announceLocked(t.ch)
@@ -241,7 +241,7 @@ func statusOf(final uint32) Status {
 func (t *Transfer) finish() Status {
 	t.ep.mu.Lock()
 	defer t.ep.mu.Unlock()
-	if t.ep.owner[t.ch] == t {
+	if t.ep.transfers[t.ch] == t {
 		t.ep.settleLocked(t.ch)
 	}
 	if f := t.final.Load(); f != 0 {
@@ -331,7 +331,7 @@ func (t *Transfer) Abort() error {
 		}
 		return nil
 	}
-	if e.owner[t.ch] != t { // final meanwhile
+	if e.transfers[t.ch] != t { // final meanwhile
 		return nil
 	}
 	e.pages.AskAbort(t.ch)

@@ -30,7 +30,7 @@ type listing[T any] struct {
 	rest        string   // added to none unless --all is given
 	all         *bool    // --all
 	fetch       func(c *control.Client, ctx context.Context, node int) ([]T, error)
-	place       func(*T) []int // the parts of an element's ID
+	idOf        func(*T) []int // the parts of an element's ID
 	mayBeEmpty  bool           // an ID is a node, whose list may be empty
 	keep        func(t *T, named bool) bool
 	json        func(list []T, seesAll bool) any // seesAll is that of control.Status
@@ -63,7 +63,7 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		}
 		whole := id[len(l.id)-1] >= 0 // the ID names one element
 		rows = slices.DeleteFunc(rows, func(t T) bool {
-			return !id.match(l.place(&t)...) || l.keep != nil && !l.keep(&t, whole)
+			return !id.match(l.idOf(&t)...) || l.keep != nil && !l.keep(&t, whole)
 		})
 		scope, err := a.askScope(cmd.Context(), c)
 		if err != nil {
@@ -176,7 +176,7 @@ func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
 		rows, err := l.fetch(c, ctx, control.AllNodes)
 		for i := range rows {
 			var words []string
-			for _, n := range l.place(&rows[i]) {
+			for _, n := range l.idOf(&rows[i]) {
 				words = append(words, strconv.Itoa(n))
 			}
 			ids = append(ids, strings.Join(words, "/"))

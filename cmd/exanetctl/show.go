@@ -92,7 +92,7 @@ func (a *app) nodeCommand() *cobra.Command {
 	l := listing[control.Node]{
 		name: "node", none: "no node answers: pfd has lost its device and waits for it: restart the server of the device (pfd --device); pfd's log has the reason", short: "Show the nodes: identity, capabilities, settings", id: []string{"NODE"},
 		fetch: (*control.Client).Nodes,
-		place: func(n *control.Node) []int { return []int{n.Index} },
+		idOf:  func(n *control.Node) []int { return []int{n.Index} },
 		json: func(n []control.Node, seesAll bool) any {
 			return control.Nodes{Version: control.Version, SeesAll: seesAll, Nodes: n}
 		},
@@ -171,7 +171,7 @@ func (a *app) domainCommand() *cobra.Command {
 	return list(a, &listing[domain]{
 		name: "domain", none: "no process is attached", short: "Show the protection domains, each of one process on one node", id: []string{"NODE", "SLOT"},
 		fetch: (*control.Client).Domains,
-		place: func(d *domain) []int { return []int{d.Node, d.Slot} },
+		idOf:  func(d *domain) []int { return []int{d.Node, d.Slot} },
 		json: func(d []domain, seesAll bool) any {
 			return control.Domains{Version: control.Version, SeesAll: seesAll, Domains: d}
 		},
@@ -215,7 +215,7 @@ func (a *app) channelCommand() *cobra.Command {
 			}
 			return c.Channels(ctx, node)
 		},
-		place: func(ch *channel) []int { return []int{ch.Node, ch.Slot, ch.Channel} },
+		idOf: func(ch *channel) []int { return []int{ch.Node, ch.Slot, ch.Channel} },
 		keep: func(ch *channel, named bool) bool {
 			owner, ok := live[[2]int{ch.Node, ch.Slot}]
 			return all || named || ok && (ch.PDID == 0 || owner == ch.PDID)
@@ -258,7 +258,7 @@ func (a *app) transactionCommand() *cobra.Command {
 	return list(a, &listing[transaction]{
 		name: "transaction", none: "no block is in flight", short: "Show the transactions in flight, each a block of a transfer", id: []string{"NODE", "TRANSACTION"},
 		fetch: (*control.Client).Transactions,
-		place: func(x *transaction) []int { return []int{x.Node, int(x.ID)} },
+		idOf:  func(x *transaction) []int { return []int{x.Node, int(x.ID)} },
 		json: func(x []transaction, seesAll bool) any {
 			return control.Transactions{Version: control.Version, SeesAll: seesAll, Transactions: x}
 		},
@@ -292,7 +292,7 @@ func (a *app) smmuCommand() *cobra.Command {
 			c.Flags().BoolVar(&all, "all", false, "also show banks that no domain uses")
 		},
 		fetch: (*control.Client).SMMU,
-		place: func(b *bank) []int { return []int{b.Node, b.Bank} },
+		idOf:  func(b *bank) []int { return []int{b.Node, b.Bank} },
 		keep:  func(b *bank, named bool) bool { return all || named || b.PDID != 0 },
 		json: func(b []bank, seesAll bool) any {
 			return control.SMMU{Version: control.Version, SeesAll: seesAll, Banks: b}
@@ -316,7 +316,7 @@ func (a *app) fifoCommand() *cobra.Command {
 	return list(a, &listing[fifo]{
 		name: "fifo", none: "no FIFO", short: "Show the page-fault FIFOs without removing entries", id: []string{"NODE"},
 		fetch: (*control.Client).FIFOs,
-		place: func(f *fifo) []int { return []int{f.Node} },
+		idOf:  func(f *fifo) []int { return []int{f.Node} },
 		json: func(f []fifo, seesAll bool) any {
 			return control.FIFOs{Version: control.Version, SeesAll: seesAll, FIFOs: f}
 		},
@@ -442,7 +442,7 @@ func faultListing() *listing[control.Fault] {
 	type fault = control.Fault
 	return &listing[fault]{
 		name: "fault", none: "no fault is in the log", mayBeEmpty: true, short: "Show the last faults with the time of each stage", id: []string{"NODE"},
-		place: func(f *fault) []int { return []int{f.Node} },
+		idOf: func(f *fault) []int { return []int{f.Node} },
 		json: func(f []fault, seesAll bool) any {
 			return control.Faults{Version: control.Version, SeesAll: seesAll, Faults: f}
 		},

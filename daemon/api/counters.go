@@ -31,8 +31,8 @@ func faultCounters(t *fault.Counts) []control.Counter {
 	}
 }
 
-// goneCounters lists invalidations, with ODP's names (docs/service.md).
-func goneCounters(i tally.Invalidated) []control.Counter {
+// invalidationCounters lists invalidations, with ODP's names (docs/service.md).
+func invalidationCounters(i tally.Invalidated) []control.Counter {
 	return []control.Counter{
 		{Name: control.CounterInvalidations, Value: i.Calls, Help: "invalidations of pages that the device could access, as far as pfd sees them"},
 		{Name: control.CounterInvalidationPages, Value: i.Pages, Help: "pages that the device had and that were invalidated; for emulated nodes those that an access found gone"},
@@ -72,7 +72,7 @@ func nodeCounters(f *session.Features, n *session.Node) ([]control.Counter, erro
 			control.Counter{Name: control.CounterShared, Value: a.Shared, Help: "walks and moves of shared memory that took no system call"},
 			control.Counter{Name: control.CounterSharedMissed, Value: a.SharedMissed, Help: "walks of shared memory that found a page absent, or not yet entered by pfd"})
 	}
-	list = append(list, goneCounters(c.Gone)...)
+	list = append(list, invalidationCounters(c.Invalidated)...)
 	for c := range device.Counters {
 		if away {
 			break

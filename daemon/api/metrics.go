@@ -86,7 +86,7 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 		for _, c := range list {
 			s.nodeCounter(node, &c)
 		}
-		if ended := srv.features.Ended; ended != nil {
+		if ended := srv.features.Transfers; ended != nil {
 			s.transfers(node, ended(n.Index()))
 		}
 		t := n.Stats().Total

@@ -54,7 +54,7 @@ type Server struct {
 		fifos        looks[[]fifo]
 		domains      looks[[]domainOf]
 		nodes        looks[control.Node]
-		accounts     looks[[device.Slots]*session.Info]
+		attachments  looks[[device.Slots]*session.Info]
 	}
 }
 
@@ -129,14 +129,14 @@ func processes(n *session.Node) (list []*proc.Process) {
 // numbers are the sums of a user's attachments to a node, since each began.
 type numbers struct {
 	fault.Counts
-	gone          tally.Invalidated
+	invalidated   tally.Invalidated
 	node, domains int
 	processes     []*proc.Process
 }
 
 // numbers returns a peer's numbers for each node.
 func (srv *Server) numbers(ctx context.Context, q *query) (list []numbers, _ error) {
-	looks, err := srv.looks.accounts.lookAlways(ctx, srv.host, q, func(n *session.Node) (v [device.Slots]*session.Info, _ error) {
+	looks, err := srv.looks.attachments.lookAlways(ctx, srv.host, q, func(n *session.Node) (v [device.Slots]*session.Info, _ error) {
 		for slot := range v {
 			v[slot] = n.Info(slot)
 		}
@@ -147,7 +147,7 @@ func (srv *Server) numbers(ctx context.Context, q *query) (list []numbers, _ err
 		for slot, i := range l.v {
 			if i != nil && q.peer.sees(l.tenants[slot].UID) {
 				own.Add(&i.Faults)
-				own.gone = own.gone.Plus(i.Gone)
+				own.invalidated = own.invalidated.Plus(i.Invalidated)
 				own.processes = append(own.processes, i.Process)
 			}
 		}
@@ -161,7 +161,7 @@ func (o *numbers) counters() []control.Counter {
 	if o.domains == 0 {
 		return nil
 	}
-	list := append(faultCounters(&o.Counts), goneCounters(o.gone)...)
+	list := append(faultCounters(&o.Counts), invalidationCounters(o.invalidated)...)
 	for i := range list {
 		list[i].Node = o.node
 	}

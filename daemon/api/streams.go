@@ -27,9 +27,9 @@ func (srv *Server) Observe(n *session.Node, rec *fault.Record) {
 	if list == nil {
 		return
 	}
-	f := session.Fault{Record: *rec, Owner: n.Owner(rec)}
+	f := session.Fault{Record: *rec, Tenant: n.TenantOf(rec)}
 	for _, w := range *list {
-		if w.node != control.AllNodes && w.node != n.Index() || !w.peer.shows(&f.Owner) {
+		if w.node != control.AllNodes && w.node != n.Index() || !w.peer.shows(&f.Tenant) {
 			continue
 		}
 		select {

@@ -56,7 +56,7 @@ func (srv *Server) viewNodes(ctx context.Context, q *query) (any, error) {
 	looks, err := srv.looks.nodes.lookAlways(ctx, srv.host, q, func(n *session.Node) (control.Node, error) {
 		v, err := readNode(n.Bus(), n.Index())
 		v.Domains = len(n.Manager().Domains())
-		if ended := srv.features.Ended; ended != nil {
+		if ended := srv.features.Transfers; ended != nil {
 			v.Transfers = viewTransfers(ended(n.Index()).Sum())
 		}
 		return v, err
@@ -111,7 +111,7 @@ func viewDomain(node int, dom *domainOf) control.Domain {
 	if i := dom.info; i != nil {
 		v.Method, v.Policy, v.AgeNS = i.Method.String(), i.Policy.String(), i.AgeNS
 		v.Faults, v.PagesIn, v.Failed = i.Faults.Entries, i.Faults.Pages, i.Faults.RAPFFail
-		v.Invalidations, v.InvalidationPages, v.Contentions = i.Gone.Calls, i.Gone.Pages, i.Gone.Conflicts
+		v.Invalidations, v.InvalidationPages, v.Contentions = i.Invalidated.Calls, i.Invalidated.Pages, i.Invalidated.Conflicts
 		if i.Transfers != nil {
 			v.Transfers = viewTransfers(*i.Transfers)
 		}
@@ -283,7 +283,7 @@ func (srv *Server) viewFaults(ctx context.Context, q *query) (any, error) {
 	})
 	for _, l := range looks {
 		for i := range l.v {
-			if f := &l.v[i]; q.peer.shows(&f.Owner) {
+			if f := &l.v[i]; q.peer.shows(&f.Tenant) {
 				r.Faults = append(r.Faults, srv.viewFault(l.n.Index(), f))
 			}
 		}
@@ -296,7 +296,7 @@ func (srv *Server) viewFaults(ctx context.Context, q *query) (any, error) {
 }
 
 // shows reports whether a peer may see a fault that belongs to an attachment.
-func (p Peer) shows(owner *session.Tenancy) bool { return p.All || owner.PID != 0 && p.sees(owner.UID) }
+func (p Peer) shows(t *session.Tenancy) bool { return p.All || t.PID != 0 && p.sees(t.UID) }
 
 // viewFault shows a fault.
 func (srv *Server) viewFault(node int, rec *session.Fault) control.Fault {
@@ -311,7 +311,7 @@ func (srv *Server) viewFault(node int, rec *session.Fault) control.Fault {
 	age := max(srv.cfg.Now()-start, 0)
 	f := control.Fault{
 		Node: node, Slot: rec.Slot, PDID: uint16(rec.PDID), Page: control.Hex(rec.Page),
-		PID: rec.Owner.PID, AgeNS: age, UnixNS: time.Now().UnixNano() - age,
+		PID: rec.Tenant.PID, AgeNS: age, UnixNS: time.Now().UnixNano() - age,
 		Write: rec.Write, Method: rec.Method.String(), Policy: rec.Policy.String(),
 		Outcome: rec.Outcome.String(), SourceNode: uint32(rec.Source), Block: rec.Block,
 		Transaction: uint16(rec.Transaction), Sequence: uint16(rec.Sequence),

@@ -13,13 +13,13 @@ import (
 
 // Info describes an attachment. Its counts begin when the process attached.
 type Info struct {
-	Process   *proc.Process
-	Method    pagein.Method
-	Policy    pagein.Policy
-	AgeNS     int64
-	Faults    fault.Counts
-	Gone      tally.Invalidated
-	Transfers *tally.Sum // nil: the machine does not count them
+	Process     *proc.Process
+	Method      pagein.Method
+	Policy      pagein.Policy
+	AgeNS       int64
+	Faults      fault.Counts
+	Invalidated tally.Invalidated
+	Transfers   *tally.Sum // nil: the machine does not count them
 }
 
 // Info describes the attachment that has a slot, nil if there is none. On the owning
@@ -31,10 +31,10 @@ func (n *Node) Info(slot int) *Info {
 	}
 	i := &Info{
 		Process: s.process, Method: s.method, Policy: s.policy, AgeNS: n.d.cfg.Now() - s.joined.since,
-		Faults: s.counts(), Gone: s.invalidated(),
+		Faults: s.counts(), Invalidated: s.invalidated(),
 	}
-	if ended := n.d.features.Ended; ended != nil {
-		t := ended(n.index).Slots[slot].Less(s.joined.ended)
+	if ended := n.d.features.Transfers; ended != nil {
+		t := ended(n.index).Slots[slot].Less(s.joined.transfersBefore)
 		i.Transfers = &t
 	}
 	return i
@@ -57,7 +57,7 @@ type Counts struct {
 	Strays          uint64                 // messages of others to pfd's netlink socket
 	Mailbox         uint64                 // messages drained from pfd's mailboxes
 	Attached, Ended uint64                 // attachments
-	Gone            tally.Invalidated      // memory that was taken away
+	Invalidated     tally.Invalidated      // memory that was taken away
 }
 
 // Counts returns what the node has counted. On the owning goroutine.
@@ -67,16 +67,16 @@ func (n *Node) Counts() Counts {
 	n.asking.Unlock()
 	c := Counts{
 		Asked: n.sender.Counters(), Strays: n.strays, Mailbox: n.mailbox,
-		Attached: n.attached, Ended: n.ended, Gone: n.invalidated,
+		Attached: n.attached, Ended: n.ended, Invalidated: n.invalidated,
 	}
 	if gone := n.d.features.Invalidations; gone != nil {
 		for _, v := range gone(n.index) {
-			c.Gone = c.Gone.Plus(v)
+			c.Invalidated = c.Invalidated.Plus(v)
 		}
 	}
 	for _, s := range n.sessions {
 		if s != nil {
-			c.Gone = c.Gone.Plus(s.told())
+			c.Invalidated = c.Invalidated.Plus(s.told())
 		}
 	}
 	return c
@@ -99,8 +99,8 @@ func (s *session) counts() fault.Counts {
 	return now.Less(&s.joined.base)
 }
 
-// gone returns the invalidations of a slot that the machine has seen.
-func (n *Node) gone(slot int) (i tally.Invalidated) {
+// invalidations returns the invalidations of a slot that the machine has seen.
+func (n *Node) invalidations(slot int) (i tally.Invalidated) {
 	if count := n.d.features.Invalidations; count != nil {
 		i = count(n.index)[slot]
 	}
@@ -110,7 +110,7 @@ func (n *Node) gone(slot int) (i tally.Invalidated) {
 // invalidated returns the invalidations of the process's memory since it attached that the
 // machine or its userfaultfds have seen. On the owning goroutine.
 func (s *session) invalidated() tally.Invalidated {
-	return s.n.gone(s.joined.domain.Slot).Less(s.joined.gone).Plus(s.told())
+	return s.n.invalidations(s.joined.domain.Slot).Less(s.joined.invalidatedBefore).Plus(s.told())
 }
 
 // told returns the invalidations that its userfaultfds have seen.
@@ -154,9 +154,9 @@ func (n *Node) Tenant(slot int) (t Tenancy) {
 	return t
 }
 
-// Owner returns the attachment that had the slot of a fault at its time. On the owning
+// TenantOf returns the attachment that had the slot of a fault at its time. On the owning
 // goroutine.
-func (n *Node) Owner(rec *fault.Record) Tenancy {
+func (n *Node) TenantOf(rec *fault.Record) Tenancy {
 	if rec.Slot < 0 || rec.Slot >= len(n.sessions) {
 		return Tenancy{}
 	}
@@ -174,13 +174,13 @@ func (n *Node) Owner(rec *fault.Record) Tenancy {
 // Fault is a fault and its attachment; PDID 0: none that pfd remembers.
 type Fault struct {
 	fault.Record
-	Owner Tenancy
+	Tenant Tenancy
 }
 
 // Faults returns the last faults, the oldest first. On the owning goroutine.
 func (n *Node) Faults(many int) (list []Fault) {
 	for _, rec := range n.faults.Records(many) {
-		list = append(list, Fault{rec, n.Owner(&rec)})
+		list = append(list, Fault{rec, n.TenantOf(&rec)})
 	}
 	return list
 }

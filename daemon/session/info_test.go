@@ -15,7 +15,7 @@ func TestFormerFaultsStayWithTheirUser(t *testing.T) {
 	n := &Node{d: &Host{cfg: Config{Now: func() int64 { return 100 }}}}
 	rec := &fault.Record{Slot: slot, PDID: dom.PDID, Interrupt: 50}
 	sees := func(uid uint32) bool {
-		o := n.Owner(rec)
+		o := n.TenantOf(rec)
 		return o.PID != 0 && o.UID == uid
 	}
 	mine := &session{uid: user, joined: joined{domain: dom, since: 10}}
@@ -36,7 +36,7 @@ func TestFormerFaultsStayWithTheirUser(t *testing.T) {
 	for range formerTenants {
 		n.formerly(slot, Tenancy{})
 	}
-	if o := n.Owner(rec); o.PID != 0 || sees(user) || len(n.former[slot]) != formerTenants {
+	if o := n.TenantOf(rec); o.PID != 0 || sees(user) || len(n.former[slot]) != formerTenants {
 		t.Errorf("too many are remembered: %d", len(n.former[slot]))
 	}
 }

@@ -118,7 +118,7 @@ func (d *Host) handshake(ctx context.Context, c *attach.Conn) (_ *session, err e
 		return nil, err
 	}
 	if newView := d.features.NewView; newView != nil {
-		if s.view, err = newView(tables{d, s.uid}); err != nil {
+		if s.view, err = newView(tableBudget{d, s.uid}); err != nil {
 			s.log.Debug("pfd reaches shared memory by the process's page tables", "err", err)
 		}
 	}
@@ -187,9 +187,9 @@ func (s *session) join(hello *attach.Hello) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("attaching to the device: %w", err), n.domains.Destroy(dom.Slot, nil))
 	}
-	s.joined = joined{domain: *dom, since: s.d.cfg.Now(), base: n.faults.Slot(dom.Slot), gone: n.gone(dom.Slot)}
-	if ended := s.d.features.Ended; ended != nil {
-		s.joined.ended = ended(n.index).Slots[dom.Slot]
+	s.joined = joined{domain: *dom, since: s.d.cfg.Now(), base: n.faults.Slot(dom.Slot), invalidatedBefore: n.invalidations(dom.Slot)}
+	if ended := s.d.features.Transfers; ended != nil {
+		s.joined.transfersBefore = ended(n.index).Slots[dom.Slot]
 	}
 	err = n.faults.Add(fault.Target{
 		Slot: dom.Slot, PDID: dom.PDID,
@@ -290,9 +290,9 @@ func (s *session) wait() attach.Reason {
 	return reason
 }
 
-// abandonTime bounds the wait for a memory helper's requests in flight when its attachment
+// helperEndTime bounds the wait for a memory helper's requests in flight when its attachment
 // ends. Defined by this project.
-const abandonTime = 200 * time.Millisecond
+const helperEndTime = 200 * time.Millisecond
 
 // leave ends the attachment. Page-ins and accesses stop; after the last access in flight the
 // machine detaches; then the process is told.
@@ -324,7 +324,7 @@ func (s *session) leave(reason attach.Reason) {
 	})
 	if s.memport != nil {
 		// A helper that does not answer in time never will: it ends with its socket.
-		abandon := time.AfterFunc(abandonTime, func() {
+		abandon := time.AfterFunc(helperEndTime, func() {
 			s.memport.Abandon()
 			n.bus.Post(func() {})
 		})

@@ -59,8 +59,8 @@ type Features struct {
 
 	// Accesses counts accesses to processes' memory.
 	Accesses func(node int) emu.Accesses
-	// Ended counts the transfers that have ended.
-	Ended func(node int) *tally.Node
+	// Transfers counts the transfers that have ended.
+	Transfers func(node int) *tally.Node
 	// Invalidations counts the pages of each slot that were invalidated.
 	Invalidations func(node int) [device.Slots]tally.Invalidated
 	// Transactions returns the transactions of a node that are in flight; now is the

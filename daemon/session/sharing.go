@@ -46,17 +46,17 @@ const (
 	allTables    = 64 << 10
 )
 
-// tables is the view.Budget of a user.
-type tables struct {
+// tableBudget is the view.Budget of a user.
+type tableBudget struct {
 	d   *Host
 	uid uint32
 }
 
 // Take implements view.Budget.
-func (t tables) Take() bool { return t.d.tables.Take(t.uid) }
+func (t tableBudget) Take() bool { return t.d.tables.Take(t.uid) }
 
 // Give implements view.Budget.
-func (t tables) Give() { t.d.tables.Give(t.uid) }
+func (t tableBudget) Give() { t.d.tables.Give(t.uid) }
 
 // Share implements attach.Sharer. It refuses a share that is to be watched and cannot be: a device
 // could write to the file after the process has unmapped it.

@@ -172,11 +172,11 @@ type watches struct {
 
 // joined is a session's state on its node.
 type joined struct {
-	domain domain.Domain
-	since  int64 // Config.Now
-	base   fault.Counts
-	ended  tally.Sum         // transfers of the slot, before it
-	gone   tally.Invalidated // of the slot, before it
+	domain            domain.Domain
+	since             int64 // Config.Now
+	base              fault.Counts
+	transfersBefore   tally.Sum         // of the slot, by the attachments before
+	invalidatedBefore tally.Invalidated // the same
 }
 
 // Tenancy is an attachment and its time by Config.Now. PDID 0: none.

@@ -155,6 +155,6 @@ func (m mediated) Shadow(node int) (session.ShadowStats, bool) {
 	s := mem.Stats()
 	return session.ShadowStats{
 		Window: s.Window, Mapped: s.Mapped, Tables: s.Tables, Pinned: s.Pinned, Shared: s.Shared,
-		Maps: s.Maps, Evictions: s.Evictions, Mismatches: s.Mismatches,
+		Maps: s.Maps, Evictions: s.Evictions, Remaps: s.Remaps,
 	}, true
 }

@@ -249,7 +249,7 @@ func (s *scrape) shadow(m session.Sharing, index int) {
 	s.gauge("window_shared_bytes", "bytes of memory that processes share", float64(t.Shared), "node", node)
 	s.counter("window_maps_total", "runs of pages mapped for the device", t.Maps, "node", node)
 	s.counter("window_evictions_total", "places of at most 16 pages unmapped to make room, or because they were not used", t.Evictions, "node", node)
-	s.counter("window_mismatches_total", "pages that the device was refused although they are in its tables", t.Mismatches, "node", node)
+	s.counter("window_mismatches_total", "pages that the device was refused although they are in its tables", t.Remaps, "node", node)
 	if sent, awaited, ok := m.Messages(index); ok {
 		s.counter("device_messages_total", "messages sent to the device since it came", sent, "node", node)
 		s.counter("device_messages_awaited_total", "messages to the device whose answer was awaited", awaited, "node", node)

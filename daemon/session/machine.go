@@ -117,9 +117,9 @@ type ShadowStats struct {
 	Shared    uint64 // bytes that processes share
 	Maps      uint64 // runs of pages mapped since the device arrived
 	Evictions uint64 // places of at most 16 pages that were unmapped for others, or unused
-	// Mismatches counts the pages that were mapped once more because the device's accesses to them
+	// Remaps counts the pages that were mapped once more because the device's accesses to them
 	// were refused.
-	Mismatches uint64
+	Remaps uint64
 }
 
 // Attachment is the part of a process's attachment that a machine needs.

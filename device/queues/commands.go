@@ -76,7 +76,7 @@ type Invalidation struct {
 }
 
 // Invalidate asks the device to drop pages of a bank from its TLB, all if pages is 0, and to
-// report when no access of the bank is in flight. Forgotten reports that; the caller must then
+// report when no access of the bank is in flight. Invalidated reports that; the caller must then
 // call Release. ok false means that the queue is disabled or full: use the registers. Any
 // goroutine may call it; it calls Write32 of window pl.
 func (q *Queues) Invalidate(bank int, page, pages uint64) (v Invalidation, ok bool) {
@@ -103,9 +103,9 @@ func (q *Queues) Invalidate(bank int, page, pages uint64) (v Invalidation, ok bo
 
 func wordAt(i int) uint32 { return wordsAt + 8*uint32(i) }
 
-// Forgotten reports whether an invalidation has completed. ok false means that it may never
+// Invalidated reports whether an invalidation has completed. ok false means that it may never
 // complete, because the queue is disabled. Any goroutine may call it.
-func (q *Queues) Forgotten(v Invalidation) (over, ok bool) {
+func (q *Queues) Invalidated(v Invalidation) (over, ok bool) {
 	c := &q.commands
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -76,7 +76,7 @@ type Stats struct {
 }
 
 // Queues are the queues of one node. They belong to the goroutine that owns the windows, except
-// Invalidate, Forgotten and Release.
+// Invalidate, Invalidated and Release.
 type Queues struct {
 	cfg         Config
 	windows     [device.Windows]window

@@ -365,11 +365,11 @@ func TestInvalidate(t *testing.T) {
 			!ok2 || s.Kind != device.CommandSync || s.Index != 3 || s.Address != at+wordsAt+8*uint64(i) {
 			t.Errorf("commands %+v, %+v", c, s)
 		}
-		if over, ok := n.q.Forgotten(v); over || !ok {
+		if over, ok := n.q.Invalidated(v); over || !ok {
 			t.Errorf("forgotten before the device says so")
 		}
 		n.mem.Store(uint32(s.Address-at), s.Value)
-		if over, ok := n.q.Forgotten(v); !over || !ok {
+		if over, ok := n.q.Invalidated(v); !over || !ok {
 			t.Errorf("not forgotten")
 		}
 	}
@@ -381,7 +381,7 @@ func TestInvalidate(t *testing.T) {
 	}
 	n.q.Release(all[5])
 	v, ok := n.q.Invalidate(3, 9, 1)
-	if over, alive := n.q.Forgotten(v); !ok || over || !alive {
+	if over, alive := n.q.Invalidated(v); !ok || over || !alive {
 		t.Error("the word of an invalidation that is over counts for another")
 	}
 	// Completed SYNCs show how many commands the device has taken: no event is needed.
@@ -399,7 +399,7 @@ func TestInvalidate(t *testing.T) {
 			t.Fatalf("%+v, %v", c, err)
 		}
 		n.mem.Store(uint32(c.Address-at), c.Value)
-		if over, ok := n.q.Forgotten(v); !over || !ok {
+		if over, ok := n.q.Invalidated(v); !over || !ok {
 			t.Fatalf("invalidation %d is not over", i)
 		}
 		n.q.Release(v)

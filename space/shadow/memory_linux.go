@@ -68,16 +68,16 @@ type Config struct {
 
 // Stats holds the counters of a Memory.
 type Stats struct {
-	Window     uint64 // bytes that may be mapped at one time
-	Mapped     uint64 // bytes of shared memory mapped now
-	Tables     uint64 // bytes of tables, and of the driver's own memory, mapped now
-	Pinned     uint64 // of both, bytes that mapping has pinned
-	Moving     uint64 // bytes being mapped (not yet in Pinned) or unmapped (still in Pinned) now
-	Shared     uint64 // bytes shared by processes now
-	Maps       uint64 // runs of pages mapped since the start
-	Evictions  uint64 // places evicted for others, or unused for long
-	PageIns    uint64
-	Mismatches uint64 // entered pages to which the device's accesses were refused
+	Window    uint64 // bytes that may be mapped at one time
+	Mapped    uint64 // bytes of shared memory mapped now
+	Tables    uint64 // bytes of tables, and of the driver's own memory, mapped now
+	Pinned    uint64 // of both, bytes that mapping has pinned
+	Moving    uint64 // bytes being mapped (not yet in Pinned) or unmapped (still in Pinned) now
+	Shared    uint64 // bytes shared by processes now
+	Maps      uint64 // runs of pages mapped since the start
+	Evictions uint64 // places evicted for others, or unused for long
+	PageIns   uint64
+	Remaps    uint64 // entered pages to which the device's accesses were refused
 }
 
 // Memory holds one node's address spaces. It is safe for concurrent use.
@@ -103,12 +103,12 @@ type Memory struct {
 
 // space is one slot's address space.
 type space struct {
-	shares  []*share
-	taken   uint64    // bytes of the window: mapped, being mapped, or reserved for a page-in
-	ready   list.List // places in this state, least recently used first
-	leaving int       // places in this state
-	flushes int       // invalidations in progress after which tables become free
-	gone    tally.Invalidated
+	shares      []*share
+	taken       uint64    // bytes of the window: mapped, being mapped, or reserved for a page-in
+	ready       list.List // places in this state, least recently used first
+	leaving     int       // places in this state
+	flushes     int       // invalidations in progress after which tables become free
+	invalidated tally.Invalidated
 }
 
 // Bound returns the largest number of bytes that a window and its tables map. Where mapping pins,
@@ -199,8 +199,8 @@ func (m *Memory) Close() error {
 
 // lost counts pages that were taken from the device.
 func (sp *space) lost(entered uint16) {
-	sp.gone.Calls++
-	sp.gone.Pages += uint64(bits.OnesCount16(entered))
+	sp.invalidated.Calls++
+	sp.invalidated.Pages += uint64(bits.OnesCount16(entered))
 }
 
 // Invalidations returns, by slot, the memory that was taken from the device while its process was
@@ -209,7 +209,7 @@ func (m *Memory) Invalidations() (list [device.Slots]tally.Invalidated) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range m.spaces {
-		list[i] = m.spaces[i].gone
+		list[i] = m.spaces[i].invalidated
 	}
 	return list
 }
@@ -371,7 +371,7 @@ func (m *Memory) Drop(slot int) {
 			p.entered = 0 // the addresses may belong to the next process soon
 		}
 	}
-	m.forget(slot, 0, math.MaxInt, m.tables.drop(slot, nil))
+	m.invalidate(slot, 0, math.MaxInt, m.tables.drop(slot, nil))
 	m.sweeps.Go(func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -447,7 +447,7 @@ func (m *Memory) Forget(slot int, va device.VA, size uint64) {
 				m.spaces[slot].lost(p.entered & mask)
 				p.entered &^= mask
 				m.tables.clear(slot, at, pages)
-				m.forget(slot, at, pages, m.tables.prune(slot, at, pages, nil))
+				m.invalidate(slot, at, pages, m.tables.prune(slot, at, pages, nil))
 			}
 			m.letGo(p)
 			m.changed.Broadcast()
@@ -556,16 +556,16 @@ func (m *Memory) PageIn(slot int, va device.VA, pages int, write bool) gup.Resul
 	return res
 }
 
-// Again handles a page that is entered but to which the device's accesses are refused: it unmaps
+// Remap handles a page that is entered but to which the device's accesses are refused: it unmaps
 // the whole place and maps the page once more, with a MapDMA that is awaited.
-func (m *Memory) Again(slot int, va device.VA, write bool) gup.Result {
+func (m *Memory) Remap(slot int, va device.VA, write bool) gup.Result {
 	if slot < 0 || slot >= device.Slots {
 		return gup.Result{Err: fmt.Errorf("page-in in slot %d: %w", slot, proc.ErrRange)}
 	}
 	m.mu.Lock()
 	if s := m.find(slot, va); s != nil {
 		m.begin()
-		m.stats.Mismatches++
+		m.stats.Remaps++
 		if p := m.await(s, uint64(va-s.va)/m.granule); p != nil {
 			m.evict(p)
 		}

@@ -153,7 +153,7 @@ func order(t *testing.T, seed uint64) {
 				u.m.Forget(slot, va+device.VA(rng.IntN(pages))*page, uint64(1+rng.IntN(20*page)))
 				continue
 			case 2:
-				u.m.Again(slot, va+device.VA(rng.IntN(pages))*page, true)
+				u.m.Remap(slot, va+device.VA(rng.IntN(pages))*page, true)
 				continue
 			}
 			if rng.IntN(2) == 0 {

@@ -372,7 +372,7 @@ func (m *Memory) empty(p *place) uint64 {
 		sp.lost(p.entered)
 		p.entered = 0
 		m.tables.clear(slot, va, pages)
-		m.forget(slot, va, pages, m.tables.prune(slot, va, pages, nil))
+		m.invalidate(slot, va, pages, m.tables.prune(slot, va, pages, nil))
 	}
 	// Drop may have cleared the entries, and its invalidation may be in progress.
 	for sp.flushes > 0 && m.broken == nil {
@@ -387,9 +387,9 @@ func (m *Memory) empty(p *place) uint64 {
 	return size
 }
 
-// forget invalidates pages whose entries were cleared, waits for the accesses that use them, and
+// invalidate invalidates pages whose entries were cleared, waits for the accesses that use them, and
 // frees the tables that were removed with them. Unlocks.
-func (m *Memory) forget(slot int, va device.VA, pages int, pruned []uint32) {
+func (m *Memory) invalidate(slot int, va device.VA, pages int, pruned []uint32) {
 	m.spaces[slot].flushes++
 	m.mu.Unlock()
 	err := m.cfg.Invalidate(slot, va, pages)

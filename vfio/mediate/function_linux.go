@@ -167,11 +167,11 @@ func (f *userFunction) Await() { f.careful.Store(true) }
 // retried mapping is then awaited.
 func (f *userFunction) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
 	if f.posts.Load() && !f.careful.Load() {
-		err := f.known(f.Client.PostMapDMA(addr, size, fd, offset, rights))
+		err := f.withoutRefused(f.Client.PostMapDMA(addr, size, fd, offset, rights))
 		f.sent.Store(true) // before any doorbell that depends on it
 		return err
 	}
-	err := f.known(f.Client.MapDMA(addr, size, fd, offset, rights))
+	err := f.withoutRefused(f.Client.MapDMA(addr, size, fd, offset, rights))
 	var refused *user.Error
 	switch {
 	case err == nil:
@@ -184,22 +184,22 @@ func (f *userFunction) MapDMA(addr, size uint64, fd int, offset uint64, rights u
 
 // UnmapDMA implements shadow.DMA.
 func (f *userFunction) UnmapDMA(addr, size uint64) error {
-	return f.known(f.Client.UnmapDMA(addr, size))
+	return f.withoutRefused(f.Client.UnmapDMA(addr, size))
 }
 
 // Read implements Function.
 func (f *userFunction) Read(region int, offset uint64, size int) (uint64, error) {
 	v, err := f.Client.Read(region, offset, size)
-	return v, f.known(err)
+	return v, f.withoutRefused(err)
 }
 
 // Write implements Function.
 func (f *userFunction) Write(region int, offset uint64, size int, value uint64) error {
-	return f.known(f.Client.Write(region, offset, size, value))
+	return f.withoutRefused(f.Client.Write(region, offset, size, value))
 }
 
-// known removes refused mappings from the error of a request that reported them.
-func (f *userFunction) known(err error) error {
+// withoutRefused removes refused mappings from the error of a request that reported them.
+func (f *userFunction) withoutRefused(err error) error {
 	if err == nil || !errors.Is(err, user.ErrMapRefused) {
 		return err
 	}

@@ -27,7 +27,7 @@ func TestRefusalsAreNotOthersErrors(t *testing.T) {
 		{"both", errors.Join(own, refused, user.ErrMapRefused), own, true},
 	} {
 		f := &userFunction{}
-		got := f.known(tc.err)
+		got := f.withoutRefused(tc.err)
 		if (got == nil) != (tc.want == nil) || !errors.Is(got, tc.want) || errors.Is(got, user.ErrMapRefused) || f.careful.Load() != tc.careful {
 			t.Errorf("%s: %v, careful %v", tc.name, got, f.careful.Load())
 		}

@@ -51,7 +51,7 @@ func (m *Machine) underWay() bool {
 	return false
 }
 
-// pass does all pending work once, except for vectors, which poll finds.
+// pass does all pending work once, except for vectors, which the loop finds (Poll, Rouse).
 func (m *Machine) pass() (busy bool) {
 	if m.loop.Posted() {
 		busy = true
@@ -76,7 +76,7 @@ func (m *Machine) pass() (busy bool) {
 		if l := s.node.link.Load(); l != nil && s.busy != 0 && s.collect(l) {
 			busy = true
 		}
-		if (s.mail.asked || s.mail.until != 0) && s.pollMail(now) {
+		if (s.mail.due || s.mail.until != 0) && s.pollMail(now) {
 			busy = true
 		}
 	}
@@ -124,7 +124,7 @@ func (processes) Send(p *owner.Process[*slot], channel int, m *attach.Message) u
 
 // Room implements owner.User: the mailbox is read when its time has come.
 func (processes) Room(p *owner.Process[*slot]) bool {
-	p.Slot.mail.asked = true
+	p.Slot.mail.due = true
 	return true
 }
 
@@ -134,7 +134,7 @@ func (processes) Answers(*owner.Process[*slot]) bool { return false }
 // Busy implements owner.User.
 func (processes) Busy(p *owner.Process[*slot]) bool {
 	s := p.Slot
-	return s.busy != 0 || s.mail.asked || s.mail.until != 0
+	return s.busy != 0 || s.mail.due || s.mail.until != 0
 }
 
 // Mutes implements owner.User.
@@ -150,7 +150,8 @@ func (n *node) interrupt(v int) {
 	n.deliver()
 }
 
-// deliver passes the pending vectors to the driver if it waits for one.
+// deliver passes the pending vectors to the driver if it waits for one. With queues, reading their
+// events may also have posted a delivery (rings.wake), which then finds nothing more.
 func (n *node) deliver() {
 	if l := n.link.Load(); l != nil && l.rings != nil && l.rings.On() {
 		for v := 0; n.pending != 0; v++ {
@@ -178,7 +179,7 @@ func (m *Machine) sleep() {
 		timeout := m.loop.Timeout(m.Now())
 		for _, p := range m.loop.Hot() {
 			switch s := p.Slot; {
-			case s.mail.asked || s.mail.until != 0:
+			case s.mail.due || s.mail.until != 0:
 				timeout = mailLast
 			case s.busy != 0 && (timeout < 0 || timeout > watchPause):
 				timeout = watchPause
@@ -290,7 +291,7 @@ func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 		return device.PktzRefused
 	}
 	if v != device.PktzRefused && msg.Mailbox == device.MailboxRead {
-		s.mail.asked = true
+		s.mail.due = true
 	}
 	return v
 }
@@ -315,7 +316,7 @@ func (s *slot) collect(l *link) (any bool) {
 		case device.DoneCompleted, device.DoneFailed:
 			s.busy &^= 1 << ch
 			r := &s.rung[ch]
-			s.node.ended.Over(s.index, tally.Write, r.class, status, r.size, s.node.m.Now()-r.at)
+			s.node.tally.Over(s.index, tally.Write, r.class, status, r.size, s.node.m.Now()-r.at)
 			notify = true
 		case device.DoneOngoing:
 		default:

@@ -82,7 +82,7 @@ type Attachment struct {
 	Wake  int    // eventfd by which the process wakes a sleeping owner
 	UID   uint32 // user of the process
 	// Space, if set, pages in the process's own memory before the pages are entered in the
-	// device's tables. Its operations never wait.
+	// device's tables. Its operations never return the step Wait.
 	Space space.Space
 	// Gone, if set, is called on the owner when the process's address space is found gone.
 	Gone func()
@@ -123,10 +123,10 @@ type node struct {
 	vectors [device.Vectors]int // eventfds
 	handler device.Handler
 	slots   [device.Slots]*slot
-	ended   tally.Node // statistics of its processes' writes
+	tally   tally.Node // statistics of its processes' writes
 	workers [device.Slots + 1]worker
 	pending uint32 // vectors that were raised and are not delivered yet
-	raised  bool   // vector 3 was raised and its cause is not cleared yet
+	raised  bool   // vector 3 was raised (not while queues are on) and its cause is not cleared yet
 	written bool   // and the completion words are not checked yet
 	open    uint32 // vectors that were pending at the last poll
 	checked int64  // when its queues were checked last
@@ -158,8 +158,8 @@ type slot struct {
 	seen    [device.ChannelsPerSlot]uint64 // done and reserved_1 as last reported to the process
 	rung    [device.WriteChannels]rung     // the transfers of the busy channels, as rung
 	mail    mail
-	words   uint64 // WORDS as last read
-	asked   asked
+	words   uint64  // WORDS as last read
+	touches touches // of the process, by block (method touch)
 }
 
 // rung is a transfer as it was rung, with the time.
@@ -337,7 +337,7 @@ func (l *link) prepare(n *node) error {
 // in flight. It uses the command queue, or if that is off the registers, which hold no state of
 // the driver. It is safe for concurrent use.
 func (l *link) invalidate(slot int, va device.VA, pages int) error {
-	if l.rings != nil && l.rings.forget(slot, va, pages) {
+	if l.rings != nil && l.rings.invalidate(slot, va, pages) {
 		return nil
 	}
 	reg := func(r uint32) uint64 { return uint64(device.Bank(slot, r)) }
@@ -435,7 +435,7 @@ func (m *Machine) Tables(node, slot int) uint64 {
 // Ended returns the statistics of the writes of a node's processes that have ended, from the
 // doorbell that pfd forwards to the status that it reads. Reads are served by the device alone.
 // It must be called on the owner.
-func (m *Machine) Ended(node int) *tally.Node { return &m.nodes[node].ended }
+func (m *Machine) Ended(node int) *tally.Node { return &m.nodes[node].tally }
 
 // Messages returns how many messages were sent to a node's device since it connected, and how
 // many answers were awaited. ok is false if the device is gone, or uses no messages.
@@ -486,7 +486,8 @@ func (m *Machine) Attach(node, index int, a *Attachment) error {
 	if n.slots[index] != nil {
 		return fmt.Errorf("%w: slot %d of node %d is attached already", ErrConfig, index, node)
 	}
-	// Vector 3 reports the end of a transfer, for which a process now waits.
+	// Vector 3, or an event by vector 1 if there are queues, reports the end of a transfer, for which
+	// a process now waits.
 	mask, err := n.windows[device.PL].Read32(device.PLIRQMask)
 	if err == nil {
 		err = n.windows[device.PL].Write32(device.PLIRQMask, mask&^(1<<device.VectorDone))

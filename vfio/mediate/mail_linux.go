@@ -21,7 +21,7 @@ const (
 
 // mail is the state of polling a slot's mailbox for its process.
 type mail struct {
-	asked bool  // a read was requested, or the ring has room again
+	due   bool  // a read was requested, or the ring has room again
 	until int64 // when polling ends, of Now; 0: not polling
 	next  int64 // time of the next poll
 	pause int64 // ns
@@ -31,8 +31,8 @@ type mail struct {
 // there were any.
 func (s *slot) pollMail(now int64) (any bool) {
 	m := &s.mail
-	if m.asked {
-		m.asked = false
+	if m.due {
+		m.due = false
 		m.until, m.pause = now+int64(mailTime), int64(mailPause)
 		m.next = now + m.pause
 	}

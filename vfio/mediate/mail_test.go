@@ -21,7 +21,7 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 	for s.process.Deliver(func(*attach.Mail) bool { return true }) {
 	}
 	m := &s.mail
-	m.asked = true
+	m.due = true
 	now := int64(1)
 	for range 10 {
 		s.pollMail(now)
@@ -34,7 +34,7 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 	if ok, full := mem.TakeMail(&got); !ok || !full {
 		t.Fatalf("taken %v, full %v", ok, full)
 	}
-	if processes.Room(processes{}, &s.process); !m.asked {
+	if processes.Room(processes{}, &s.process); !m.due {
 		t.Error("the mailbox is not polled after the process has made room")
 	}
 }

@@ -42,8 +42,8 @@ func (p *pageIn) enter() {
 		return
 	}
 	if op.Kind == space.Remap {
-		op.Paged = mem.Again(p.index, op.VA, op.Write)
-		op.Paged.There = op.Paged.Err == nil // for the counters
+		op.Paged = mem.Remap(p.index, op.VA, op.Write)
+		op.Paged.There = op.Paged.Err == nil // so that fault goes on counting (vain)
 		return
 	}
 	if p.slot == nil || p.slot.att.Space == nil {

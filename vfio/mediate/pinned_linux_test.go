@@ -197,7 +197,7 @@ func TestRefusedWhereEntered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := mem.Stats().Mismatches; n != 1 {
+		if n := mem.Stats().Remaps; n != 1 {
 			t.Errorf("%d maps lost: %d mismatches, want 1", lost, n)
 		}
 		if lost == 1 && (done != device.DoneCompleted || dst[0] != 1) || lost > 1 && (done != device.DoneFailed || status != device.StatusDecode) {

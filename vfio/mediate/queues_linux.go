@@ -23,9 +23,9 @@ const (
 	highest = 1 << 48
 	// proofTime is how long the device has to answer a NOP; it is defined by this project.
 	proofTime = 1500 * time.Millisecond
-	// forgetTime is how long the device has for an invalidation by the queue before the driver
+	// invalidateTime is how long the device has for an invalidation by the queue before the driver
 	// uses the registers, for which it waits quietTime. It is defined by this project.
-	forgetTime = 100 * time.Millisecond
+	invalidateTime = 100 * time.Millisecond
 	// Queues that an error turned off are turned on again after renewAfter, at most renewals
 	// times until the device restarts. Both are defined by this project.
 	renewAfter = time.Second
@@ -77,6 +77,7 @@ func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
 		Window: func(id device.WindowID) device.Window { return &raw{l, id} },
 		Memory: wordsOf(r.own.B), Addr: at,
 		Raise: r.wake, Later: r.do,
+		// Done is not needed: the owner looks for the end of transfers whenever it wakes.
 		Written: n.wordsWritten, Mail: n.mailCame, Off: r.off, Log: log,
 	}
 	if b, ok := l.fn.(doorbell); ok {
@@ -202,9 +203,9 @@ func (r *rings) renew() {
 	}
 }
 
-// forget invalidates pages of a slot by the command queue, and waits until no access of its bank
+// invalidate invalidates pages of a slot by the command queue, and waits until no access of its bank
 // is in flight. It reports whether both succeeded. It is safe for concurrent use.
-func (r *rings) forget(slot int, va device.VA, pages int) bool {
+func (r *rings) invalidate(slot int, va device.VA, pages int) bool {
 	if pages > device.Slots { // more than a place has: invalidate all
 		pages = 0
 	}
@@ -214,8 +215,8 @@ func (r *rings) forget(slot int, va device.VA, pages int) bool {
 	}
 	defer r.Release(v)
 	pause := 10 * time.Microsecond
-	for end := time.Now().Add(forgetTime); ; pause = min(2*pause, time.Millisecond) {
-		if over, ok := r.Forgotten(v); over || !ok || time.Now().After(end) {
+	for end := time.Now().Add(invalidateTime); ; pause = min(2*pause, time.Millisecond) {
+		if over, ok := r.Invalidated(v); over || !ok || time.Now().After(end) {
 			return over
 		}
 		time.Sleep(pause)
@@ -243,7 +244,7 @@ func (n *node) wordsWritten(slot int) {
 func (n *node) mailCame(mailbox int) {
 	for i, s := range n.slots {
 		if s != nil && (mailbox < 0 || mailbox == device.MailboxProcess+i) {
-			s.mail.asked = true
+			s.mail.due = true
 			n.m.loop.Heat(&s.process, n.m.Now())
 		}
 	}

@@ -21,10 +21,10 @@ const (
 	maxRanges = 8
 )
 
-// asked holds the pages for which the process of a slot was asked, by the block whose RAPF the
+// touches holds the pages for which the process of a slot was asked, by the block whose RAPF the
 // process sends (method touch). The device walks tables that pfd keeps: pfd must enter the pages
 // before it forwards the RAPF, or the block would fault again.
-type asked map[block]*pages
+type touches map[block]*pages
 
 type block struct {
 	source      device.NodeID
@@ -58,23 +58,23 @@ func (m *Machine) Asked(node, index int, f netlink.Fault) {
 		return
 	}
 	k := block{f.Source, f.Transaction}
-	p := s.asked[k]
+	p := s.touches[k]
 	switch {
 	case p == nil || p.sequence != f.Sequence:
-		if p == nil && len(s.asked) >= maxAsked {
-			clear(s.asked) // for most of these blocks no RAPF will come
+		if p == nil && len(s.touches) >= maxAsked {
+			clear(s.touches) // for most of these blocks no RAPF will come
 		}
-		if p = (&pages{sequence: f.Sequence}); s.asked == nil {
-			s.asked = asked{}
+		if p = (&pages{sequence: f.Sequence}); s.touches == nil {
+			s.touches = touches{}
 		}
-		s.asked[k] = p
+		s.touches[k] = p
 	case len(p.ranges) >= maxRanges:
 		return
 	}
 	p.ranges = append(p.ranges, r)
 }
 
-// entersFirst reports whether it has taken a message. It takes a RAPF for a block of asked: the RAPF
+// entersFirst reports whether it has taken a message. It takes a RAPF for a block of touches: the RAPF
 // is forwarded when the pages of the block are entered. It also takes a RAPF with the fail bit if
 // pfd answers in place of the process. Any other RAPF is forwarded unchanged: the sender of the
 // block checks it.
@@ -84,10 +84,10 @@ func (s *slot) entersFirst(l *link, channel int, msg *attach.Message) bool {
 		return false
 	}
 	k := block{msg.Node, r.Transaction}
-	p := s.asked[k]
+	p := s.touches[k]
 	current := p != nil && p.sequence == r.Sequence
 	if current {
-		delete(s.asked, k)
+		delete(s.touches, k)
 	}
 	switch {
 	case r.Fail:

@@ -44,7 +44,7 @@ func TestAskedPages(t *testing.T) {
 		return s.entersFirst(l, 0, &msg)
 	}
 	ask(netlink.Fault{VA: 0x1000, Pages: 1, PDID: 7})
-	if len(s.asked) != 0 || len(m.calls) != 0 {
+	if len(s.touches) != 0 || len(m.calls) != 0 {
 		t.Error("a node without a device remembers something")
 	}
 	n.link.Store(l)
@@ -72,7 +72,7 @@ func TestAskedPages(t *testing.T) {
 	// nothing.
 	ask(netlink.Fault{Source: 1, Transaction: 5, Sequence: 10, VA: 0x1000, Pages: 1, PDID: 7})
 	ask(netlink.Fault{Source: 1, Transaction: 5, Sequence: 11, VA: 0x2000, Pages: 1, PDID: 7})
-	if p := s.asked[block{1, 5}]; len(p.ranges) != 1 || p.sequence != 11 {
+	if p := s.touches[block{1, 5}]; len(p.ranges) != 1 || p.sequence != 11 {
 		t.Errorf("%+v", p)
 	}
 	var declined []device.Sequence
@@ -80,7 +80,7 @@ func TestAskedPages(t *testing.T) {
 		declined = append(declined, r.Sequence)
 		return r.Sequence == 11
 	}}
-	if !rapf(1, 5, 11, true) || len(s.asked) != 0 || rapf(1, 5, 12, true) || !slices.Equal(declined, []device.Sequence{11, 12}) {
+	if !rapf(1, 5, 11, true) || len(s.touches) != 0 || rapf(1, 5, 12, true) || !slices.Equal(declined, []device.Sequence{11, 12}) {
 		t.Error("a RAPF that gives up is remembered, or not offered to pfd:", declined)
 	}
 	for i := range 3 * maxAsked {
@@ -88,9 +88,9 @@ func TestAskedPages(t *testing.T) {
 			ask(netlink.Fault{Source: device.NodeID(i), VA: 0x1000, Pages: 1, PDID: 7})
 		}
 	}
-	last := s.asked[block{3*maxAsked - 1, 0}]
-	if len(s.asked) > maxAsked || last == nil || len(last.ranges) != maxRanges {
-		t.Errorf("%d blocks, of the last %+v", len(s.asked), last)
+	last := s.touches[block{3*maxAsked - 1, 0}]
+	if len(s.touches) > maxAsked || last == nil || len(last.ranges) != maxRanges {
+		t.Errorf("%d blocks, of the last %+v", len(s.touches), last)
 	}
 	// The slot's former tenant has left: a page that is entered late sends nothing.
 	n.slots[3] = nil

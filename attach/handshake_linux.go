@@ -148,7 +148,7 @@ func (c *Conn) finishHandshake(ctx context.Context, b []byte, fds Descriptors, p
 	if err != nil {
 		return Welcome{}, err
 	}
-	if asked, err := DecodeHelper(b); err == nil {
+	if asked, err := DecodeHelperRequest(b); err == nil {
 		err := c.startHelper(asked, more)
 		more.Close()
 		if err != nil {

@@ -41,29 +41,29 @@ const (
 // HelperCommand is the command of pfd's program that runs a helper.
 const HelperCommand = "memory-helper"
 
-// Helper is pfd's request for a memory helper, which it sends if it has no right over the
+// HelperRequest is pfd's request for a memory helper, which it sends if it has no right over the
 // process's memory.
-type Helper struct{ Product string }
+type HelperRequest struct{ Product string }
 
 // Append appends the message to b.
-func (h *Helper) Append(b []byte) []byte {
+func (h *HelperRequest) Append(b []byte) []byte {
 	all, _ := begin(b, TypeHelper, HelperSize, h.Product)
 	return all
 }
 
-// DecodeHelper decodes the message. Errors match ErrMessage.
-func DecodeHelper(b []byte) (Helper, error) {
+// DecodeHelperRequest decodes the message. Errors match ErrMessage.
+func DecodeHelperRequest(b []byte) (HelperRequest, error) {
 	product, err := decode(b, TypeHelper, HelperSize)
 	if err == nil && binary.LittleEndian.Uint64(b[offHelperZero:]) != 0 {
 		err = fmt.Errorf("%w: reserved bytes are not zero", ErrMessage)
 	}
-	return Helper{Product: product}, err
+	return HelperRequest{Product: product}, err
 }
 
 // AskHelper asks the process to start its helper: program is an executable, the others are the
 // helper's. The caller still owns the descriptors.
 func (c *Conn) AskHelper(program, port, socket, wake int) error {
-	h := Helper{Product: Product()}
+	h := HelperRequest{Product: Product()}
 	return c.Send(h.Append(nil), program, port, socket, wake)
 }
 
@@ -73,7 +73,7 @@ var ErrProgram = errors.New("not a program to be trusted")
 // startHelper starts the program that pfd sent, with the rights of this process. It does not trust
 // pfd: it runs only a program that belongs to root or this process's own user and that no other
 // user can change.
-func (c *Conn) startHelper(_ Helper, fds Descriptors) error {
+func (c *Conn) startHelper(_ HelperRequest, fds Descriptors) error {
 	if len(fds) != HelperFDs {
 		return fmt.Errorf("%w: %d descriptors, not %d", ErrMessage, len(fds), HelperFDs)
 	}

@@ -311,7 +311,7 @@ func TestStartHelperRefuses(t *testing.T) {
 			p := newPort(t, event)
 			p.program.Close()
 			fds := append(Descriptors{tt.program, p.memory, p.socket, p.event}, -1)[:tt.fds]
-			if err := c.startHelper(Helper{}, fds); !errors.Is(err, tt.want) {
+			if err := c.startHelper(HelperRequest{}, fds); !errors.Is(err, tt.want) {
 				t.Errorf("%v, want %v", err, tt.want)
 			}
 			if c.helper != nil {
@@ -357,7 +357,7 @@ func TestHelperAskedForTwice(t *testing.T) {
 				unix.Close(p.memory)
 				unix.Close(p.socket)
 			}
-			h := Helper{}
+			h := HelperRequest{}
 			if err := c.Send(h.Append(nil), p.event, p.event, p.event); err != nil {
 				t.Error(err)
 			}

@@ -95,8 +95,8 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	e, derr := DecodeEnded(g["ended"])
 	check("ended", ended.Append(nil), nil, e, derr, ended)
 
-	helper := Helper{Product: "exanet 1.0"}
-	hp, derr := DecodeHelper(g["helper"])
+	helper := HelperRequest{Product: "exanet 1.0"}
+	hp, derr := DecodeHelperRequest(g["helper"])
 	check("helper", helper.Append(nil), nil, hp, derr, helper)
 
 	share := Share{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20, Offset: 0x3000, Writable: true}
@@ -151,7 +151,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"register": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"prefetch": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"shared":   func(b []byte) error { _, err := DecodeShared(b); return err },
-		"helper":   func(b []byte) error { _, err := DecodeHelper(b); return err },
+		"helper":   func(b []byte) error { _, err := DecodeHelperRequest(b); return err },
 		"memory":   func(b []byte) error { _, err := decode(b, TypeMemory, headerSize); return err },
 		"mapped":   func(b []byte) error { _, err := decode(b, TypeMapped, headerSize); return err },
 	}
@@ -295,7 +295,7 @@ func FuzzDecode(f *testing.F) {
 				same("header alone", appendBare(nil, typ, product), nil)
 			}
 		}
-		if m, err := DecodeHelper(b); err == nil {
+		if m, err := DecodeHelperRequest(b); err == nil {
 			same("helper", m.Append(nil), nil)
 		}
 		if m, err := DecodeUnshare(b); err == nil {

@@ -46,7 +46,7 @@ type Status struct {
 	State         string `json:"state"`         // StateReady, StateReconnecting, StateDraining, StateFailed
 	UptimeNS      int64  `json:"uptime_ns"`
 	Nodes         int    `json:"nodes"`
-	Domains       int    `json:"domains"`                   // also draining ones
+	Domains       int    `json:"domains"`                   // in use, also draining ones
 	Handshakes    int    `json:"handshakes"`                // attachments begun and not finished, -1: not shown to this user
 	SeesAll       bool   `json:"sees_all"`                  // this user sees everything; false: only its own
 	Faults        uint64 `json:"faults_total"`              // faults resolved or refused, all nodes; for a user who does not see all: since its attachments began

@@ -83,7 +83,7 @@ func (i *impostor) hello(o order) (r reply, err error) {
 		if msgs, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil && len(msgs) == 1 {
 			fds, _ = unix.ParseUnixRights(&msgs[0])
 		}
-		if _, err := attach.DecodeHelper(b[:n]); err == nil {
+		if _, err := attach.DecodeHelperRequest(b[:n]); err == nil {
 			if err := i.helper(o, fds, named); err != nil {
 				return r, err
 			}

@@ -48,8 +48,9 @@ const (
 )
 
 // ErrInaccessible means that a page is resident but its bytes cannot be moved: memory that the
-// kernel reserves to its process (memfd_secret), or a device's.
-var ErrInaccessible = errors.New("the page is resident, but the kernel cannot access it: secret memory or device memory")
+// kernel reserves to its process (memfd_secret), memory of a device, or a page whose mapping the
+// device refuses.
+var ErrInaccessible = errors.New("the page is resident, but the kernel cannot access it (secret memory or device memory), or the device refuses its mapping")
 
 // done handles the result of a call, and frees it.
 func (d *Driver) done(c *call) {

@@ -147,7 +147,7 @@ type Space interface {
 	Close()
 }
 
-// Prompt is embedded by a Space whose operations never wait.
+// Prompt is embedded by a Space whose operations never return Wait.
 type Prompt struct{}
 
 // Next implements Space.
@@ -171,8 +171,8 @@ func (Prompt) SetAsleep(bool) {}
 // Close implements Space.
 func (Prompt) Close() {}
 
-// Do performs an operation on the calling goroutine. The Space must be one whose operations never
-// wait.
+// Do performs an operation on the calling goroutine. The operations of the Space must never return
+// Wait, at which Do returns without results.
 func Do(s Space, op *Op) {
 	for step := s.Start(op, 0, false); step != Over && step != Wait; step = s.Next(op, 0) {
 		s.Run(op)

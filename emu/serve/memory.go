@@ -34,7 +34,8 @@ func newMemory(dma *user.DMA, t smmu.Tables) *memory {
 }
 
 // Start implements space.Space. Walks read the driver's own tables, into which no process punches
-// holes; moves are system calls. Both are short unless the driver makes them sleep.
+// holes. Moves are Touch, too, although they make system calls: both are short unless the driver
+// makes them sleep, and the engine performs a Touch under a lease.
 func (m *memory) Start(_ *space.Op, _ int64, touch bool) space.Step {
 	if touch {
 		return space.Touch

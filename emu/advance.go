@@ -55,7 +55,7 @@ func (e *Engine) begin(c *call) *call {
 		return e.complete(c)
 	}
 	remote := s == nil && n.remote()
-	step := c.space.Start(c.op, e.clock.seen, !remote && e.touches(c))
+	step := c.space.Start(c.op, e.clock.seen, !remote && e.usesMapping(c))
 	if remote {
 		c.step = step
 		e.askOutside(c)
@@ -82,7 +82,7 @@ func (e *Engine) advance(c *call, step space.Step) *call {
 		c.waited = true
 		e.loop.Heat(&s.process, e.clock.seen)
 		return nil
-	case step == space.Touch:
+	case step == space.Mapped:
 		return c
 	case s == nil && step == space.Run:
 		return c // no process is attached that could make it
@@ -121,12 +121,12 @@ func (e *Engine) ran(c *call) *call {
 	if c.queue != nil {
 		return e.complete(c)
 	}
-	touched := c.step == space.Touch && c.slot != nil
+	mapped := c.step == space.Mapped && c.slot != nil
 	step := c.space.Next(c.op, e.clock.seen)
 	switch {
-	case touched && step == space.Over:
+	case mapped && step == space.Over:
 		c.node.accesses.Shared++
-	case touched && c.op.Shared:
+	case mapped && c.op.Shared:
 		c.node.accesses.SharedMissed++
 	}
 	return e.advance(c, step)
@@ -134,8 +134,8 @@ func (e *Engine) ran(c *call) *call {
 
 // returned handles a call that was made apart, or that has lost its lease.
 func (e *Engine) returned(c *call) {
-	if c.step == space.Touch {
-		e.lateTouches--
+	if c.step == space.Mapped {
+		e.lateMapped--
 	}
 	if c = e.ran(c); c != nil {
 		e.tasks = append(e.tasks, c)

@@ -29,7 +29,7 @@ func (e *Engine) perform(c *call) bool {
 			return false
 		}
 		slept := e.asleepIn.Load() == held
-		if c.step != space.Touch || c.slot == nil || slept {
+		if c.step != space.Mapped || c.slot == nil || slept {
 			e.clock.run(e.Now())
 		}
 		if slept {
@@ -52,8 +52,8 @@ func (e *Engine) overtaken(late *call) {
 	if late.node != nil {
 		late.node.accesses.LeasesLost++
 	}
-	if late.step == space.Touch {
-		e.lateTouches++
+	if late.step == space.Mapped {
+		e.lateMapped++
 	}
 	e.spend(late)
 	late.late = true

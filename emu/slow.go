@@ -36,7 +36,7 @@ func (c *call) sleeper() *sleeper {
 	switch {
 	case c.slot != nil:
 		return &c.slot.sleeper
-	case c.step == space.Touch: // by the tables of a driver in another process: the owner of the memory is unknown here
+	case c.step == space.Mapped: // by the tables of a driver in another process: the owner of the memory is unknown here
 		return &c.node.sleepers[c.index]
 	}
 	return nil
@@ -55,14 +55,14 @@ func (e *Engine) slow(s *slot) bool {
 	return s.slowUntil > e.clock.seen || s.late > 0 || s.wasLate && e.lateOf[s.att.UID] > 0
 }
 
-// touches reports whether a call may touch memory. It does so under a lease, since a touch of a page
-// that is being punched out of its file sleeps. It may not after a touch of the same user's memory
-// has recently slept for too long.
-func (e *Engine) touches(c *call) bool {
+// usesMapping reports whether a call may make the step space.Mapped. It makes it under a lease, since a
+// touch of a page that is being punched out of its file sleeps. It may not after a touch of the same
+// user's memory has recently slept for too long.
+func (e *Engine) usesMapping(c *call) bool {
 	if c.slot == nil {
 		return c.node.sleepers[c.index].slowUntil <= e.clock.seen
 	}
-	return c.slot.unseenUntil <= e.clock.seen && e.lateTouches < mostLate
+	return c.slot.unseenUntil <= e.clock.seen && e.lateMapped < mostLate
 }
 
 // slowDown makes the engine make a slot's calls apart for a while, and those of new attachments of
@@ -82,7 +82,7 @@ func (e *Engine) slowDown(c *call, why string) {
 		return
 	}
 	e.slowUsers[s.att.UID] = until
-	if c.step == space.Touch {
+	if c.step == space.Mapped {
 		unseen := now + int64(unseenTime)
 		e.unseenUsers[s.att.UID] = unseen
 		for l := range e.attached {

@@ -128,7 +128,7 @@ type driven struct {
 
 func (d *driven) Start(_ *space.Op, _ int64, touch bool) space.Step {
 	if touch {
-		return space.Touch
+		return space.Mapped
 	}
 	d.aside.Add(1)
 	return space.Apart
@@ -191,7 +191,7 @@ func TestUnseenForLonger(t *testing.T) {
 		l.on(func() {
 			c := &call{slot: l.nodes[0].slots[0], node: l.nodes[0]}
 			if touch {
-				c.step = space.Touch
+				c.step = space.Mapped
 			}
 			l.slowDown(c, "test")
 		})

@@ -35,7 +35,7 @@ type Engine struct {
 	current     *call            // the call under the lease
 	slowUsers   map[uint32]int64 // until when new attachments of a user begin slow
 	unseenUsers map[uint32]int64 // until when memory that a user shares is not touched
-	lateTouches int              // touches of shared memory that lost their leases and still sleep
+	lateMapped  int              // touches of shared memory that lost their leases and still sleep
 	free        []*call
 	vectors     bool // some node has pending vectors
 	stop        bool

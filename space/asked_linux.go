@@ -61,10 +61,10 @@ func NewAsked(p Process, other Space, polled bool) Space {
 }
 
 // Start implements Space.
-func (a *asked) Start(op *Op, now int64, touch bool) Step {
+func (a *asked) Start(op *Op, now int64, mapped bool) Step {
 	switch {
 	case !op.PagesIn():
-		return a.Space.Start(op, now, touch)
+		return a.Space.Start(op, now, mapped)
 	case a.polled:
 		return Brief
 	}

@@ -22,7 +22,7 @@ type View interface {
 // The stages of an operation, each the step that was started last. At zero the other Space has the
 // operation.
 const (
-	touching stage = iota + 1 // access through the mapping
+	mapping  stage = iota + 1 // access through the view
 	entering                  // walk of the other Space, whose pages are then entered in the view
 	looking                   // walk of the file
 	filling                   // page-in into the file
@@ -42,25 +42,25 @@ type shared struct {
 func NewShared(v View, other Space, byFile bool) Space { return &shared{other, v, byFile} }
 
 // Start implements Space.
-func (s *shared) Start(op *Op, now int64, touch bool) Step {
+func (s *shared) Start(op *Op, now int64, mapped bool) Step {
 	switch {
-	case !op.PagesIn() && touch:
-		op.stage = touching
-		return Touch
+	case !op.PagesIn() && mapped:
+		op.stage = mapping
+		return Mapped
 	case op.PagesIn() && s.byFile:
 		if _, n := s.view.Shares(op.VA, op.Pages, op.Write); n > 0 {
 			op.stage = filling
 			return Run
 		}
 	}
-	return s.Space.Start(op, now, touch)
+	return s.Space.Start(op, now, mapped)
 }
 
 // Run implements Space.
 func (s *shared) Run(op *Op) {
 	switch op.stage {
-	case touching:
-		op.hit = s.touch(op)
+	case mapping:
+		op.hit = s.access(op)
 	case looking:
 		op.Walked = proc.Walk{Absent: s.view.Look(op.VA, op.Pages)}
 	case filling:
@@ -76,9 +76,9 @@ func (s *shared) Run(op *Op) {
 	}
 }
 
-// touch performs a walk or a move through the view, and reports whether it has succeeded. If a walk
-// has not, touch widens its range to the window of pages that are looked up together.
-func (s *shared) touch(op *Op) bool {
+// access performs a walk or a move through the view, and reports whether it has succeeded. If a walk
+// has not, access widens its range to the window of pages that are looked up together.
+func (s *shared) access(op *Op) bool {
 	v := s.view
 	switch {
 	case op.Kind == Walk:
@@ -105,7 +105,7 @@ func (s *shared) touch(op *Op) bool {
 // Next implements Space.
 func (s *shared) Next(op *Op, now int64) Step {
 	switch op.stage {
-	case touching:
+	case mapping:
 		switch {
 		case op.hit:
 			return Over

@@ -58,7 +58,7 @@ type Op struct {
 	Call any
 
 	stage stage
-	hit   bool // NewShared: the touch did the operation
+	hit   bool // NewShared: the mapping had the pages
 	asked any  // NewAsked: the question
 }
 
@@ -109,21 +109,21 @@ func (op *Op) Again(k Kind, write bool, va device.VA, pages int, bufs [][]byte) 
 // Step is the next step of an operation.
 type Step uint8
 
-// The steps. Run, Brief, Touch and Apart all require a call of Space.Run.
+// The steps. Run, Brief, Mapped and Apart all require a call of Space.Run.
 const (
-	Over  Step = iota // none: the results are valid
-	Run               // may sleep in the kernel
-	Brief             // takes microseconds, even if the operation is a long page-in
-	Touch             // makes no system call, but accesses memory that another process maps
-	Apart             // is known to sleep: needs a thread of its own
-	Wait              // another process must answer; Poll finds the answer
+	Over   Step = iota // none: the results are valid
+	Run                // may sleep in the kernel
+	Brief              // takes microseconds, even if the operation is a long page-in
+	Mapped             // makes no system call: it accesses memory that another process maps, too
+	Apart              // is known to sleep: needs a thread of its own
+	Wait               // another process must answer; Poll finds the answer
 )
 
 // Space is a process's memory. Run may be called on any goroutine, for several operations at a
 // time; the other methods are called on the goroutine that owns the Space.
 type Space interface {
-	// Start starts an operation and returns its first step. now is in ns. touch permits Touch.
-	Start(op *Op, now int64, touch bool) Step
+	// Start starts an operation and returns its first step. now is in ns. mapped permits Mapped.
+	Start(op *Op, now int64, mapped bool) Step
 	// Run makes the step that Start, Next or Poll has returned. It uses no state that the other
 	// methods change.
 	Run(op *Op)
@@ -147,7 +147,8 @@ type Space interface {
 	Close()
 }
 
-// Prompt is embedded by a Space whose operations never return Wait.
+// Prompt has the methods, but Start and Run, of a Space whose operations never return Wait. Another
+// Space embeds it for those that it need not change.
 type Prompt struct{}
 
 // Next implements Space.

@@ -95,7 +95,7 @@ func do(s space.Space, op *space.Op, touch bool) (steps []space.Step) {
 // TestShared: memory that is entered in the view is touched; a page that is not entered is looked up in the
 // process's table or, if that must be asked for, in the file; other memory is not the view's.
 func TestShared(t *testing.T) {
-	run, touch := space.Run, space.Touch
+	run, touch := space.Run, space.Mapped
 	for _, tt := range []struct {
 		name             string
 		kind             space.Kind

@@ -34,11 +34,11 @@ func newMemory(dma *user.DMA, t smmu.Tables) *memory {
 }
 
 // Start implements space.Space. Walks read the driver's own tables, into which no process punches
-// holes. Moves are Touch, too, although they make system calls: both are short unless the driver
-// makes them sleep, and the engine performs a Touch under a lease.
-func (m *memory) Start(_ *space.Op, _ int64, touch bool) space.Step {
-	if touch {
-		return space.Touch
+// holes. Moves are Mapped, too, although they make system calls: both are short unless the driver
+// makes them sleep, and the engine performs a Mapped step under a lease.
+func (m *memory) Start(_ *space.Op, _ int64, mapped bool) space.Step {
+	if mapped {
+		return space.Mapped
 	}
 	return space.Apart
 }

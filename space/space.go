@@ -114,7 +114,7 @@ const (
 	Over   Step = iota // none: the results are valid
 	Run                // may sleep in the kernel
 	Brief              // takes microseconds, even if the operation is a long page-in
-	Mapped             // makes no system call: it accesses memory that another process maps, too
+	Mapped             // short, but accesses memory that another process maps, too, and can make sleep
 	Apart              // is known to sleep: needs a thread of its own
 	Wait               // another process must answer; Poll finds the answer
 )

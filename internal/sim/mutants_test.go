@@ -38,7 +38,7 @@ const (
 	stateFile = "soc/r5/state.go"
 	accFile   = "soc/pldma/access.go"
 	baseFile  = "soc/pldma/state.go"
-	endFile   = "domain/destroy.go"
+	endFile   = "daemon/domain/destroy.go"
 )
 
 var mutants = []mutant{

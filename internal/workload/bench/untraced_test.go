@@ -14,7 +14,7 @@ import (
 // probe point.
 func TestUntraced(t *testing.T) {
 	exe := filepath.Join(t.TempDir(), "pfd")
-	c := exec.CommandContext(t.Context(), "go", "build", "-overlay", "workload/bench/testdata/untraced.json", "-o", exe, "./cmd/pfd")
+	c := exec.CommandContext(t.Context(), "go", "build", "-overlay", "internal/workload/bench/testdata/untraced.json", "-o", exe, "./cmd/pfd")
 	c.Dir = "../../.." // the overlay's paths
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := c.CombinedOutput(); err != nil {

@@ -253,14 +253,25 @@ func threadFaults() (minor, major int64) {
 }
 
 // comes reports whether the kernel pages the page in, even if the process discards it at once.
-// The kernel counts a fault in the calling thread only if it was resolved (mm_account_fault).
+// The kernel counts a fault in the calling thread only if it was resolved (mm_account_fault). It
+// also counts the thread's own faults, which do not occur in two calls one after the other.
 func (g *Pager) comes(va device.VA, write bool) bool {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	minor, major := threadFaults()
-	err := g.call(va, 1, write)
-	minorNow, majorNow := threadFaults()
-	return errors.Is(err, unix.EFAULT) && (minorNow != minor || majorNow != major)
+	for range 2 {
+		minor, major := threadFaults()
+		err := g.call(va, 1, write)
+		minorNow, majorNow := threadFaults()
+		if !errors.Is(err, unix.EFAULT) {
+			return false
+		}
+		if minorNow == minor && majorNow == major {
+			var e [1]proc.Entry
+			n, err := g.p.Pagemap(va, e[:])
+			return err == nil && n == 1 && e[0].Present()
+		}
+	}
+	return true
 }
 
 // why returns why a page is not resident, from the process's present state. It returns nil if the
@@ -277,10 +288,11 @@ func (g *Pager) why(va device.VA, write bool, e proc.Entry, errno error) error {
 		err = ErrGone
 	case errors.Is(errno, unix.EPERM):
 		err = ErrPermission
-	case g.comes(va, write):
-		return nil
 	default:
 		err = Missing(g.p.InFile, va)
+		if !errors.Is(err, ErrPastEnd) && g.comes(va, write) {
+			return nil
+		}
 		if !errors.Is(errno, unix.EFAULT) && errno != nil {
 			err = fmt.Errorf("%w: %w", err, errno)
 		}

@@ -102,8 +102,8 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 	if s.metrics, err = s.bind("unix", metrics, 0o660); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	// Write by the descriptor that holds the lock: a user who may write the directory may have
-	// put another file, or a link, in its place.
+	// Write through the descriptor that holds the lock: any user with write permission to the
+	// directory may have replaced the file, or put a link in its place.
 	err = held.Truncate(0)
 	if err == nil {
 		_, err = held.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)

@@ -55,8 +55,8 @@ func TestListenReplacesStaleSocketsOnly(t *testing.T) {
 	}
 }
 
-// A pfd logs that its sockets were removed and made anew by another pfd, and does not touch
-// those when it ends.
+// A pfd logs that another pfd has removed its sockets and created its own in their place, and does
+// not remove those when it ends.
 func TestSocketsOfAnother(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pfd.sock")
 	first, err := listen(path, false)
@@ -244,9 +244,9 @@ func TestLockIsTheUsersAlone(t *testing.T) {
 	}
 }
 
-// A user who may write the directory may put a link in the lock file's place. pfd does not follow
-// a link that is there before; if it comes while pfd makes its sockets, pfd writes into the file
-// that it has locked.
+// A user with write permission to the directory can replace the lock file with a link. pfd does not
+// follow a link that exists before it starts. If the link appears while pfd creates its sockets, pfd
+// writes into the file that it has locked.
 func TestLockFileThatIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(dir, "victim")

@@ -50,7 +50,7 @@ func (s *sleeper) slept(now int64) bool {
 }
 
 // slow reports whether a slot's calls are made apart. While one of its calls hangs it gets no other
-// lease, and attaching anew gets its user none.
+// lease, and neither does a new attachment of its user.
 func (e *Engine) slow(s *slot) bool {
 	return s.slowUntil > e.clock.seen || s.late > 0 || s.wasLate && e.lateOf[s.att.UID] > 0
 }
@@ -66,7 +66,7 @@ func (e *Engine) usesMapping(c *call) bool {
 }
 
 // slowDown makes the engine make a slot's calls apart for a while, and those of new attachments of
-// its user meanwhile: attaching anew gets no other lease. If it was a touch that slept, the memory
+// its user meanwhile: a new attachment gets no other lease. If it was a touch that slept, the memory
 // that the user's processes share is not touched for a while.
 func (e *Engine) slowDown(c *call, why string) {
 	now := e.Now()

@@ -71,7 +71,7 @@ func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 			t.Errorf("round %d: it is slow though its time has passed", round)
 		}
 	}
-	// Attaching anew gets the user no new lease, and takes none from others.
+	// A new attachment of the user gets no lease, and one of another user does.
 	for _, c := range []struct {
 		uid    uint32
 		passed bool

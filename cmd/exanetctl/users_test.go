@@ -17,8 +17,8 @@ import (
 	"github.com/exanet/pfd/internal/workload"
 )
 
-// A user who is not root, at root's pfd, sees only his own numbers. Numbers that pfd does not
-// show are not zero, and the output has the reason.
+// A user without root's rights sees only their own numbers at root's pfd. The output does not show
+// hidden numbers as zero, and it states the reason.
 func TestPlainUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it starts processes of another user")

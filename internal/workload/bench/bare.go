@@ -33,8 +33,8 @@ func (b *bare) close() {
 	b.src, b.dst = nil, nil
 }
 
-// measure returns the case that makes one call on each part of the memory, which is filled
-// anew for each round as q says.
+// measure returns the case that makes one call on each part of the memory. Each round fills the
+// memory again as q says.
 func (b *bare) measure(r *run, p *workload.Perf, q workload.PerfRun, c *Cell, call func(src, dst device.VA, size uint64) (time.Duration, error)) *turn {
 	count := r.count(q.Size)
 	if q.Parts > 0 {

@@ -9,12 +9,18 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
+// driverMail reports whether one of the driver's mailboxes has a message. It looks at them only
+// after a message has arrived there.
 func (n *Node) driverMail() bool {
+	if !n.mailed {
+		return false
+	}
 	for i := device.MailboxDriver; i < device.MailboxProcess; i++ {
 		if n.boxes[i].level > 0 {
 			return true
 		}
 	}
+	n.mailed = false
 	return false
 }
 
@@ -179,6 +185,7 @@ func (n *Node) putMail(m int, f *wire.Frame) bool {
 		words:  f.Message,
 	}
 	ok := n.boxes[m].put(&msg)
+	n.mailed = n.mailed || m < device.MailboxProcess
 	if ok && n.queues.Events() {
 		n.queues.TellMail(uint8(m))
 	}

@@ -30,12 +30,12 @@ func (n *Node) Load(w device.WindowID, offset uint32, width int) uint64 {
 	if w == device.BTCM {
 		return n.loadMemory(offset, width)
 	}
-	t, ok := device.Resolve(w, offset, width)
-	if !ok {
+	at := n.places.find(n.caps(), w, offset, width)
+	if at == nil {
 		n.counts[device.BadAccess]++
 		return 0
 	}
-	read, _, _ := t.Masks(n.caps())
+	t := &at.target
 	var v uint64
 	switch {
 	case t.Pair:
@@ -43,7 +43,7 @@ func (n *Node) Load(w device.WindowID, offset uint32, width int) uint64 {
 	case w == device.PL && t.Offset == device.PLCounters && width == 4:
 		return n.loadCounterHalf(t.Index, t.Shift)
 	default:
-		v = n.load(&t) & read
+		v = n.load(t) & at.read
 	}
 	v >>= uint(t.Shift)
 	if width == 4 {
@@ -179,25 +179,25 @@ func (n *Node) Store(now int64, w device.WindowID, offset uint32, width int, v u
 		n.storeMemory(offset, width, v)
 		return n.settle()
 	}
-	t, ok := device.Resolve(w, offset, width)
-	if !ok {
+	at := n.places.find(n.caps(), w, offset, width)
+	if at == nil {
 		n.counts[device.BadAccess]++
 		return n.settle()
 	}
+	t := &at.target
 	lanes := ^uint64(0)
 	if width == 4 {
 		lanes = 1<<32 - 1
 	}
 	v, lanes = v&lanes<<uint(t.Shift), lanes<<uint(t.Shift)
-	_, write, w1c := t.Masks(n.caps())
 	act := v & t.Act
 	var value uint64
-	if write|w1c != 0 {
-		value = n.peek(&t)
+	if at.write|at.w1c != 0 {
+		value = n.peek(t)
 	}
-	value = value&^(write&lanes) | v&write
-	value &^= v & w1c
-	n.storeRegister(&t, value, v&w1c, act)
+	value = value&^(at.write&lanes) | v&at.write
+	value &^= v & at.w1c
+	n.storeRegister(t, value, v&at.w1c, act)
 	return n.settle()
 }
 

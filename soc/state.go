@@ -54,7 +54,9 @@ type Node struct {
 	dma    *pldma.Engine
 	smmu   *smmu.SMMU
 	rx, tx fifo.FIFO
+	places places
 	boxes  [device.Interfaces]box
+	mailed bool // a mailbox of the driver may have a message
 	pktz   [device.Interfaces]packetizerPage
 	queues queue.Machine
 

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/internal/folios"
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/space/uffd"
@@ -106,6 +107,7 @@ func (f *facts) readFiles(root string) {
 	f.IOMMUFD = exists("dev/iommu")
 	f.IOMMUGroups = count("sys/kernel/iommu_groups")
 	f.UIO = count("sys/class/uio")
+	f.FoliosShared, f.FoliosPrivate = folios.Read(root)
 }
 
 // kernelVersion returns 6, 18 for "6.18.44-x".

@@ -9,13 +9,16 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/folios"
 )
 
 // well is a machine on which everything works.
 func well() facts {
 	return facts{
 		Kernel: [2]int{6, 12}, Release: "6.12.1", Caps: ^uint64(0), Yama: 1, UffdFull: true, UffdProtects: true,
-		BTF: true, BPFFS: true, VFIO: true, IOMMUFD: true, IOMMUGroups: 3, UIO: 5, Memlock: ^uint64(0), DaemonText: "pfd 1 on /run/s, ready",
+		BTF: true, BPFFS: true, VFIO: true, IOMMUFD: true, IOMMUGroups: 3, UIO: 5, Memlock: ^uint64(0),
+		FoliosShared: folios.Setting{Known: true, Sizes: "64 KiB"}, FoliosPrivate: folios.Setting{Known: true, Sizes: "64 KiB"}, DaemonText: "pfd 1 on /run/s, ready",
 	}
 }
 
@@ -67,6 +70,11 @@ func TestJudge(t *testing.T) {
 		{"no board", "uio", verdictLater, "board", func(f *facts) { f.UIO = 0 }},
 		{"little memory to lock", "memlock", verdictLater, "LimitMEMLOCK", func(f *facts) { f.Memlock = 8 << 20 }},
 		{"much memory to lock", "memlock", verdictOK, "", func(f *facts) { f.Memlock = 1 << 30 }},
+		{"no folios", "folios", verdictChoice, folios.SharedLine, func(f *facts) { f.FoliosShared.Sizes = "" }},
+		{"no folios of private memory", "folios-any", verdictChoice, folios.PrivateLine, func(f *facts) { f.FoliosPrivate.Sizes = "" }},
+		{"folios of 2 MiB only", "folios-any", verdictChoice, "12.7x", func(f *facts) { f.FoliosPrivate = folios.Setting{Known: true, Huge: true} }},
+		{"folios of 2 MiB, too", "folios", verdictOK, "", func(f *facts) { f.FoliosShared.Huge = true }},
+		{"an old kernel has no folios", "folios", verdictLater, "6.11", func(f *facts) { f.FoliosShared = folios.Setting{} }},
 		{"no daemon", "daemon", verdictWarning, "pfd --nodes 2 --socket PATH", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "" }},
 		{"no daemon on a socket", "daemon", verdictWarning, "pfd --nodes 2 --socket /run/x", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "/run/x" }},
 	} {
@@ -106,6 +114,7 @@ func TestReadFiles(t *testing.T) {
 		"sys/class/uio/uio0":                        "",
 		"dev/vfio/vfio":                             "",
 		"dev/iommu":                                 "",
+		"sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled": "always inherit within_size [advise] never\n",
 	} {
 		path := filepath.Join(root, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -120,6 +129,7 @@ func TestReadFiles(t *testing.T) {
 	want := facts{
 		Kernel: [2]int{6, 1}, Release: "6.1.0-18-amd64", Caps: 1 << capSysPtrace, Yama: 2, BTF: true, BPFDisabled: "2", BPFFS: true,
 		Lockdown: "integrity", VFIO: true, IOMMUFD: true, IOMMUGroups: 2, UIO: 1,
+		FoliosShared: folios.Setting{Known: true, Sizes: "64 KiB"},
 	}
 	if f != want {
 		t.Errorf("got  %+v\nwant %+v", f, want)
@@ -151,7 +161,7 @@ func TestDoctorHere(t *testing.T) {
 	if _, out, errs := ctl("doctor", "-o", "csv", "--socket", filepath.Join(t.TempDir(), "none")); strings.Contains(out, "remedy ") || !strings.Contains(errs, "remedy daemon: ") {
 		t.Errorf("CSV: remedies are no rows: %q, %q", out, errs)
 	}
-	if r.Version != 1 || len(r.Checks) != 17 {
+	if r.Version != 1 || len(r.Checks) != 19 {
 		t.Errorf("version %d, %d checks", r.Version, len(r.Checks))
 	}
 	failed := false

@@ -106,6 +106,9 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	if again, err := DecodeShare(share.Append(nil)); err != nil || again != share {
 		t.Errorf("a share with a userfaultfd that reports unmaps: %+v, %v", again, err)
 	}
+	share.Folio = 16
+	sh, derr = DecodeShare(g["share-folios"])
+	check("share-folios", share.Append(nil), nil, sh, derr, share)
 	unshare := Unshare{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20}
 	un, derr := DecodeUnshare(g["unshare"])
 	check("unshare", unshare.Append(nil), nil, un, derr, unshare)
@@ -213,6 +216,9 @@ func TestDecodeRefuses(t *testing.T) {
 		{"share", "file offset that wraps", set(88, 0, 0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), ErrValue},
 		{"share", "unknown flag", set(96, 5), ErrValue},
 		{"share", "reserved", set(103, 1), ErrMessage},
+		{"share", "a folio of one page", set(100, 1), ErrValue},
+		{"share", "a folio of three pages", set(100, 3), ErrValue},
+		{"share", "a folio of 1024 pages", set(101, 4), ErrValue},
 		{"unshare", "no bytes", set(80, 0, 0, 0), ErrValue},
 		{"register", "no bytes", set(80, 0, 0, 0), ErrValue},
 		{"register", "half a page", set(72, 8), ErrValue},

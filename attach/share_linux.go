@@ -33,18 +33,22 @@ const (
 	UnshareSize = 88
 	SharedSize  = 96
 
-	offVA        = 72 // u64
-	offSize      = 80 // u64: bytes
-	offFile      = 88 // u64: bytes from the start of the memfd
-	offShareFlag = 96 // u32
-	offShareZero = 100
-	offAnswered  = 88 // u16 type
-	offDoneZero1 = 90 // u16
-	offDoneZero2 = 92 // u32
+	offVA        = 72  // u64
+	offSize      = 80  // u64: bytes
+	offFile      = 88  // u64: bytes from the start of the memfd
+	offShareFlag = 96  // u32
+	offFolio     = 100 // u16: pages
+	offShareZero = 102 // u16
+	offAnswered  = 88  // u16 type
+	offDoneZero1 = 90  // u16
+	offDoneZero2 = 92  // u32
 
 	flagWritable = 1 << 0
 	flagWatched  = 1 << 1
 	shareFlags   = flagWritable | flagWatched
+
+	// MaxFolio is the largest Share.Folio: 2 MiB.
+	MaxFolio = 512
 )
 
 // CodeMemory refuses memory that cannot be shared, or is not shared.
@@ -63,6 +67,10 @@ type Share struct {
 	// Watched says that the userfaultfd reports when the memory is unmapped, so that an munmap
 	// waits until pfd has read that. A pfd that does not read it refuses the bit (CodeProtocol).
 	Watched bool
+	// Folio is how many pages the kernel brings in together if an absent one is touched: a power
+	// of two, MaxFolio at most, or 0 for single pages. It is a hint. pfd then pages in by touching
+	// the memory, because a userfaultfd fills single pages. An older pfd refuses it (CodeProtocol).
+	Folio uint16
 }
 
 // Append appends the message to b.
@@ -77,6 +85,7 @@ func (s *Share) Append(b []byte) []byte {
 	if s.Watched {
 		m[offShareFlag] |= flagWatched
 	}
+	binary.LittleEndian.PutUint16(m[offFolio:], s.Folio)
 	return all
 }
 
@@ -86,10 +95,12 @@ func DecodeShare(b []byte) (Share, error) {
 	if err != nil {
 		return Share{}, err
 	}
-	flags := binary.LittleEndian.Uint32(b[offShareFlag:])
+	flags, folio := binary.LittleEndian.Uint32(b[offShareFlag:]), binary.LittleEndian.Uint16(b[offFolio:])
 	switch {
-	case binary.LittleEndian.Uint32(b[offShareZero:]) != 0:
+	case binary.LittleEndian.Uint16(b[offShareZero:]) != 0:
 		return Share{}, fmt.Errorf("%w: reserved bytes are not zero", ErrMessage)
+	case folio > MaxFolio || folio == 1 || folio&(folio-1) != 0:
+		return Share{}, fmt.Errorf("%w: a folio of %d pages: give 0, or a power of two from 2 to %d", ErrValue, folio, MaxFolio)
 	case flags&^shareFlags != 0:
 		return Share{}, fmt.Errorf("%w: flags %#x", ErrValue, flags)
 	}
@@ -98,7 +109,7 @@ func DecodeShare(b []byte) (Share, error) {
 		VA:      device.VA(binary.LittleEndian.Uint64(b[offVA:])),
 		Size:    binary.LittleEndian.Uint64(b[offSize:]),
 		Offset:  binary.LittleEndian.Uint64(b[offFile:]), Writable: flags&flagWritable != 0,
-		Watched: flags&flagWatched != 0,
+		Watched: flags&flagWatched != 0, Folio: folio,
 	}
 	return s, checkRange(s.VA, s.Size, s.Offset)
 }

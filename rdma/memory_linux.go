@@ -3,6 +3,7 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"structs"
 	"unsafe"
@@ -42,6 +43,19 @@ type Buffer struct {
 
 	shared     bool // with ep: a memfd that pfd has mapped, too
 	registered bool // with ep: pfd fills missing pages
+
+	folio  int   // pages that come in together
+	single error // why folio is 1 although folios were requested
+}
+
+// AllocOptions are the options of AllocWith.
+type AllocOptions struct {
+	// Folios lets the kernel bring in several pages at the first touch of one: absent memory then
+	// comes in at nearly the speed of present memory, and sparse touches use more memory. The
+	// administrator enables it for a size
+	// (/sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled). Where it is not possible
+	// the memory comes in by single pages: Buffer.Folio returns what the memory has.
+	Folios bool
 }
 
 // Alloc returns a buffer of size bytes (alloc_dmable_buf, spec/api.md) without touching it. The
@@ -50,24 +64,28 @@ type Buffer struct {
 // private memory if pfd fills its missing pages (method uffd), or if the process may not create a
 // memfd of that size (ulimit -f, a seccomp filter). A forked child shares the memory and has no
 // copy. Errors match ErrRequest, ErrGone or ErrClosed, or are pfd's refusal.
-func (e *Endpoint) Alloc(size int) (*Buffer, error) {
+func (e *Endpoint) Alloc(size int) (*Buffer, error) { return e.AllocWith(size, AllocOptions{}) }
+
+// AllocWith is like Alloc, with options.
+func (e *Endpoint) AllocWith(size int, o AllocOptions) (*Buffer, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("%w: a buffer of %d bytes", ErrRequest, size)
 	}
-	b, err := e.alloc(size)
+	b, err := e.alloc(size, o.Folios)
 	if err != nil {
 		return nil, fmt.Errorf("allocate a buffer of %d bytes: %w", size, err)
 	}
 	return b, nil
 }
 
-func (e *Endpoint) alloc(size int) (*Buffer, error) {
+func (e *Endpoint) alloc(size int, folios bool) (*Buffer, error) {
 	registered := e.welcome.Method == MethodUFFD
 	if registered && e.Info().SVA() {
-		return e.allocRegistered(size)
+		return e.allocRegistered(size, folios)
 	}
-	b, err := e.allocShared(size)
+	b, err := e.allocShared(size, folios && !registered)
 	if err == nil && registered {
+		b.single = filled(folios)
 		if err = e.Register(b.b); err != nil {
 			err = errors.Join(err, b.Free())
 		}
@@ -80,42 +98,85 @@ func (e *Endpoint) alloc(size int) (*Buffer, error) {
 }
 
 // allocShared creates a memfd and shares it.
-func (e *Endpoint) allocShared(size int) (*Buffer, error) {
+func (e *Endpoint) allocShared(size int, folios bool) (*Buffer, error) {
 	page := max(int(e.Info().Page), device.PageSize)
 	length := (size + page - 1) &^ (page - 1)
 	fd, err := MakeMemory(uint64(length), uint64(page))
 	if err != nil && e.Info().SVA() {
 		// A limit of file sizes, or a filter: transfers reach private memory here, too, though
 		// more slowly.
-		b, err := private(size)
+		b := &Buffer{size: size, ep: e, folio: 1}
+		if folios {
+			b.single = fmt.Errorf("%w: this process cannot create shared memory: %w", ErrFolios, err)
+		}
+		b.b, err = private(size)
 		if err != nil {
 			return nil, err
 		}
-		return &Buffer{b: b, size: size, ep: e}, nil
+		return b, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd) // the mapping and pfd keep the file
-	b, err := unix.Mmap(fd, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
-	if err != nil {
+	b := &Buffer{size: size, ep: e, shared: true, folio: page / device.PageSize}
+	folios = folios && page == device.PageSize
+	if b.b, err = mapFile(fd, length, folios); err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	err = e.Share(VAOf(b), uint64(length), fd, 0, true)
-	if err != nil && !e.needless(err) {
-		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
+	hint := 1
+	if folios {
+		b.folio, b.single = folioOf(fd, b.b)
+		hint = b.folio
 	}
-	return &Buffer{b: b, size: size, ep: e, shared: true}, nil
+	refused, err := e.share(VAOf(b.b), uint64(length), fd, 0, true, hint)
+	if err != nil && !e.needless(err) {
+		return nil, errors.Join(err, unmap(b.b))
+	}
+	if refused != nil {
+		b.folio, b.single = 1, fmt.Errorf("%w: this pfd does not support it: use a newer one: %w", ErrFolios, refused)
+	}
+	return b, nil
+}
+
+// mapFile maps a memfd. For folios the address is aligned to the largest one that the length has
+// room for, up to 2 MiB.
+func mapFile(fd, length int, folios bool) ([]byte, error) {
+	const access, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED | unix.MAP_NORESERVE
+	if !folios {
+		p, err := unix.MmapPtr(fd, 0, nil, uintptr(length), access, flags)
+		return unsafe.Slice((*byte)(p), length), err
+	}
+	align := min(uintptr(1)<<(bits.Len(uint(length))-1), attach.MaxFolio*device.PageSize)
+	all := uintptr(length) + align
+	p, err := unix.MmapPtr(-1, 0, nil, all, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, err
+	}
+	before := -uintptr(p) % align
+	at := unsafe.Add(p, before)
+	if _, err = unix.MmapPtr(fd, 0, at, uintptr(length), access, flags|unix.MAP_FIXED); err != nil {
+		return nil, errors.Join(err, unix.MunmapPtr(p, all))
+	}
+	if before > 0 {
+		err = unix.MunmapPtr(p, before)
+	}
+	return unsafe.Slice((*byte)(at), length), errors.Join(err, unix.MunmapPtr(unsafe.Add(at, length), align-before))
+}
+
+// unmap unmaps memory of private or mapFile.
+func unmap(b []byte) error {
+	return os.NewSyscallError("munmap", unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b))))
 }
 
 // private returns anonymous memory of size bytes, rounded up to whole pages.
 func private(size int) ([]byte, error) {
 	length := (size + device.PageSize - 1) &^ (device.PageSize - 1)
-	b, err := unix.Mmap(-1, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	p, err := unix.MmapPtr(-1, 0, nil, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	return b, nil
+	return unsafe.Slice((*byte)(p), length), nil
 }
 
 // needless reports whether memory may stay unshared although Share returned err: the node sees the
@@ -193,8 +254,8 @@ func (b *Buffer) Free() error {
 			return fmt.Errorf("free a buffer: %w", err)
 		}
 	}
-	if err := unix.Munmap(b.b); err != nil {
-		return fmt.Errorf("free a buffer: %w", os.NewSyscallError("munmap", err))
+	if err := unmap(b.b); err != nil {
+		return fmt.Errorf("free a buffer: %w", err)
 	}
 	b.b = nil
 	return nil

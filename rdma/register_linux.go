@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -50,18 +49,18 @@ func (e *Endpoint) Unregister(b []byte) error {
 }
 
 // allocRegistered returns anonymous memory whose missing pages pfd fills.
-func (e *Endpoint) allocRegistered(size int) (*Buffer, error) {
+func (e *Endpoint) allocRegistered(size int, folios bool) (*Buffer, error) {
 	b, err := private(size)
 	if err != nil {
 		return nil, err
 	}
 	if err := e.Register(b); err != nil {
-		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
+		return nil, errors.Join(err, unmap(b))
 	}
 	if !e.dump {
 		dump(VAOf(b), uint64(len(b)), false)
 	}
-	return &Buffer{b: b, size: size, ep: e, registered: true}, nil
+	return &Buffer{b: b, size: size, ep: e, registered: true, folio: 1, single: filled(folios)}, nil
 }
 
 // Prefetch pages in size bytes of this process's memory at va before a transfer needs them, for

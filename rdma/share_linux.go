@@ -35,7 +35,17 @@ func (i Info) SVA() bool { return i.Caps&device.CapsSVA != 0 }
 // transfers access the shared memory until Unshare. pfd never learns of shmat with SHM_REMAP over
 // the memory or of remap_file_pages in it: call Unshare before.
 func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writable bool) error {
+	_, err := e.share(va, size, fd, offset, writable, 1)
+	return err
+}
+
+// share implements Share. folio is how many pages come in together; an older pfd refuses the hint,
+// and the memory is shared without it.
+func (e *Endpoint) share(va device.VA, size uint64, fd int, offset uint64, writable bool, folio int) (hint *attach.RefusedError, err error) {
 	m := attach.Share{Product: attach.Product(), VA: va, Size: size, Offset: offset, Writable: writable}
+	if folio > 1 {
+		m.Folio = uint16(folio)
+	}
 	fds := []int{fd}
 	// Without Info.SVA method uffd registers the memory itself, and the kernel accepts one
 	// userfaultfd.
@@ -51,8 +61,12 @@ func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writa
 		}
 	}
 	done := attach.Shared{VA: va, Size: size, Answered: attach.TypeShare}
-	err := e.ask(m.Append(nil), done, fds...)
+	err = e.ask(m.Append(nil), done, fds...)
 	var refused *attach.RefusedError
+	if m.Folio > 0 && errors.As(err, &refused) && refused.Code == attach.CodeProtocol {
+		m.Folio, hint = 0, refused
+		err = e.ask(m.Append(nil), done, fds...)
+	}
 	if m.Watched && errors.As(err, &refused) && refused.Code == attach.CodeProtocol {
 		// An older pfd does not read a userfaultfd's events, and an munmap would wait for that.
 		m.Watched = false
@@ -61,7 +75,7 @@ func (e *Endpoint) Share(va device.VA, size uint64, fd int, offset uint64, writa
 	if err == nil && !e.dump {
 		dump(va, size, false)
 	}
-	return err
+	return hint, err
 }
 
 // dump includes memory of this process in core dumps or excludes it.

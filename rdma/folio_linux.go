@@ -10,6 +10,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/folios"
 )
 
 // ErrFolios says that memory comes in by single pages although folios were requested. The memory
@@ -43,7 +44,7 @@ func folioOf(fd int, b []byte) (int, error) {
 		return min(1<<(bits.Len(uint(pages))-1), attach.MaxFolio), nil
 	}
 	return 1, fmt.Errorf("%w: the kernel allows none for shared memory of %d bytes: it needs Linux 6.11 and a setting, "+
-		"such as echo advise > /sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled (exanetctl doctor)", ErrFolios, len(b))
+		"such as %s (exanetctl doctor)", ErrFolios, len(b), folios.SharedLine)
 }
 
 // filled returns why memory whose missing pages pfd fills has no folios, if they were requested.

@@ -1,0 +1,66 @@
+// Package foliotest changes, for tests, the setting that lets shared memory come in by folios. The
+// setting is the machine's: a lock makes the tests of all packages take turns.
+package foliotest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// dir has the settings of huge pages (Documentation/admin-guide/mm/transhuge.rst).
+const dir = "/sys/kernel/mm/transparent_hugepage"
+
+// Set lets only folios of kib KiB come in, and only where a process advises it (MADV_HUGEPAGE); 0:
+// none. The end of the test restores the setting. If it may not be changed here, Set skips the test.
+func Set(t testing.TB, kib int) {
+	t.Helper()
+	lock, err := os.Open(dir)
+	if err != nil {
+		t.Skipf("this kernel has no huge pages: %v", err)
+	}
+	t.Cleanup(func() { _ = lock.Close() }) // releases the lock, after the cleanups below
+	for {
+		if err = unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		t.Fatalf("lock %s: %v", dir, err)
+	}
+	if _, err := os.Stat(setting(kib)); kib > 0 && err != nil {
+		t.Skipf("this kernel has no folios of %d KiB for shared memory (Linux 6.11): %v", kib, err)
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, "hugepages-*kB/shmem_enabled"))
+	for _, file := range files {
+		want := "never"
+		if file == setting(kib) {
+			want = "advise"
+		}
+		b, err := os.ReadFile(file)
+		_, was, _ := strings.Cut(string(b), "[")
+		was, _, ok := strings.Cut(was, "]")
+		if err != nil || !ok {
+			t.Fatalf("read %s: %q, %v", file, b, err)
+		}
+		if was == want {
+			continue
+		}
+		if err := os.WriteFile(file, []byte(want), 0); err != nil {
+			t.Skipf("this user may not change which folios come in: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := os.WriteFile(file, []byte(was), 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func setting(kib int) string {
+	return filepath.Join(dir, fmt.Sprintf("hugepages-%dkB", kib), "shmem_enabled")
+}

@@ -67,13 +67,19 @@ type userFunction struct {
 func VFIOUser(path string, opts user.Options) Connect {
 	return func(ctx context.Context, vectors []int) (Function, error) {
 		f := &userFunction{}
-		c, err := user.Redial(ctx, path, opts, func(c *user.Client) error { return f.setUp(c, vectors) })
+		c, err := user.Redial(ctx, path, f.options(opts), func(c *user.Client) error { return f.setUp(c, vectors) })
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("device vfio-user:%s: %w", path, err), f.unmap())
 		}
 		f.Client = c
 		return f, nil
 	}
+}
+
+// options returns a client's options that await mappings after a refusal.
+func (f *userFunction) options(o user.Options) user.Options {
+	o.MapRefused = func(uint64, uint64, error) { f.careful.Store(true) }
+	return o
 }
 
 // setUp prepares a device for its driver. It may be called again after a failure, or after the
@@ -163,15 +169,15 @@ func (f *userFunction) PostMaps() { f.posts.Store(true) }
 func (f *userFunction) Await() { f.careful.Store(true) }
 
 // MapDMA implements shadow.DMA. After PostMaps it does not wait for the server. If the server
-// refuses, the device's access fails, and the next answer to any request reports the refusal. The
-// retried mapping is then awaited.
+// refuses, the device's access fails, and the refusal comes with the answer to any later request.
+// The retried mapping is then awaited.
 func (f *userFunction) MapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
 	if f.posts.Load() && !f.careful.Load() {
-		err := f.withoutRefused(f.Client.PostMapDMA(addr, size, fd, offset, rights))
+		err := f.PostMapDMA(addr, size, fd, offset, rights)
 		f.sent.Store(true) // before any doorbell that depends on it
 		return err
 	}
-	err := f.withoutRefused(f.Client.MapDMA(addr, size, fd, offset, rights))
+	err := f.Client.MapDMA(addr, size, fd, offset, rights)
 	var refused *user.Error
 	switch {
 	case err == nil:
@@ -180,44 +186,6 @@ func (f *userFunction) MapDMA(addr, size uint64, fd int, offset uint64, rights u
 		return fmt.Errorf("%w: %w", gup.ErrUnmappable, err)
 	}
 	return err
-}
-
-// UnmapDMA implements shadow.DMA.
-func (f *userFunction) UnmapDMA(addr, size uint64) error {
-	return f.withoutRefused(f.Client.UnmapDMA(addr, size))
-}
-
-// Read implements Function.
-func (f *userFunction) Read(region int, offset uint64, size int) (uint64, error) {
-	v, err := f.Client.Read(region, offset, size)
-	return v, f.withoutRefused(err)
-}
-
-// Write implements Function.
-func (f *userFunction) Write(region int, offset uint64, size int, value uint64) error {
-	return f.withoutRefused(f.Client.Write(region, offset, size, value))
-}
-
-// withoutRefused removes refused mappings from the error of a request that reported them.
-func (f *userFunction) withoutRefused(err error) error {
-	if err == nil || !errors.Is(err, user.ErrMapRefused) {
-		return err
-	}
-	f.careful.Store(true)
-	var joined interface {
-		error
-		Unwrap() []error
-	}
-	if !errors.As(err, &joined) {
-		return nil // nothing else
-	}
-	var rest []error
-	for _, e := range joined.Unwrap() {
-		if !errors.Is(e, user.ErrMapRefused) {
-			rest = append(rest, e)
-		}
-	}
-	return errors.Join(rest...)
 }
 
 func (f *userFunction) Close() {

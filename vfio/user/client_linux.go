@@ -23,6 +23,9 @@ type Options struct {
 	Timeout     time.Duration // for the answer to a request; 10 s, negative: no limit
 	Trust       []uint32      // users that may run the server, besides root and the caller's own; none
 	Waiting     func(error)   // called by Redial before its first wait, with the cause; nil
+	// MapRefused is called when the server refuses the DMA_MAP of a range that PostMapDMA
+	// posted. It must not call the client. It may be nil.
+	MapRefused func(addr, size uint64, err error)
 }
 
 func (o *Options) defaults() error {
@@ -147,6 +150,7 @@ func newClient(ctx context.Context, fd int, o Options) (*Client, error) {
 	}
 	limit := HeaderSize + dmaAccessSize + max(int(o.MaxTransfer), maxVersionData)
 	c := &Client{opts: o, mu: turnstile.New(), sock: newSocket(fd), in: newInbox(limit), space: newSpace(1 << 20), done: make(chan struct{})}
+	c.maps.due = map[uint16]DMAMap{}
 	c.bells = newSignaller(func() { _ = c.fail(fmt.Errorf("%w: its eventfd is full and blocks", ErrMalformed)) })
 	if cred, err := sockets.Peer(fd); err == nil {
 		c.pid = int(cred.Pid)
@@ -396,8 +400,7 @@ func (c *Client) receive(by time.Time, left int) (message, error) {
 				return message{}, err
 			}
 			served = true
-		case ok && c.maps.take(m):
-			c.settled(m)
+		case ok && c.settled(m):
 		case ok:
 			return m, nil
 		default:
@@ -421,13 +424,13 @@ func (c *Client) plain(command Command, b []byte) (message, error) {
 }
 
 // Read returns size bytes (1, 2, 4, 8) at an offset of a region. If the offset is aligned it is
-// one access of the device. The value is also valid with an error that matches ErrMapRefused.
-func (c *Client) Read(region int, offset uint64, size int) (value uint64, err error) {
+// one access of the device.
+func (c *Client) Read(region int, offset uint64, size int) (uint64, error) {
 	if size < 1 || size > 8 {
 		return 0, fmt.Errorf("vfio-user: read of %d bytes, must be 1 to 8", size)
 	}
 	c.mu.Lock()
-	defer c.unlock(&err)
+	defer c.mu.Unlock()
 	var word [8]byte
 	if err := c.readChunk(region, offset, word[:size]); err != nil {
 		return 0, fmt.Errorf("vfio-user: read region %d, %#x: %w", region, offset, err)
@@ -437,12 +440,12 @@ func (c *Client) Read(region int, offset uint64, size int) (value uint64, err er
 
 // Write stores the low size bytes (1, 2, 4, 8) of value at an offset of a region. It returns when
 // the device has received them.
-func (c *Client) Write(region int, offset uint64, size int, value uint64) (err error) {
+func (c *Client) Write(region int, offset uint64, size int, value uint64) error {
 	if size < 1 || size > 8 {
 		return fmt.Errorf("vfio-user: write of %d bytes, must be 1 to 8", size)
 	}
 	c.mu.Lock()
-	defer c.unlock(&err)
+	defer c.mu.Unlock()
 	var word [8]byte
 	binary.LittleEndian.PutUint64(word[:], value)
 	if err := c.writeChunk(region, offset, word[:size]); err != nil {
@@ -479,9 +482,9 @@ func (c *Client) ReadRegion(region int, offset uint64, p []byte) error {
 	})
 }
 
-func (c *Client) chunks(p []byte, f func(p []byte, at uint64) error) (err error) {
+func (c *Client) chunks(p []byte, f func(p []byte, at uint64) error) error {
 	c.mu.Lock()
-	defer c.unlock(&err)
+	defer c.mu.Unlock()
 	most := int(min(c.peer.transfer, c.opts.MaxTransfer))
 	for at := 0; at < len(p); at += most {
 		if err := f(p[at:min(at+most, len(p))], uint64(at)); err != nil {

@@ -291,14 +291,14 @@ func (c *Client) MapBytes(addr uint64, b []byte, rights uint32) error {
 	})
 }
 
-func (c *Client) mapDMA(m DMAMap, fd int, add func() error) (err error) {
+func (c *Client) mapDMA(m DMAMap, fd int, add func() error) error {
 	c.mu.Lock()
-	defer c.unlock(&err)
+	defer c.mu.Unlock()
 	var fds []int
 	if fd >= 0 {
 		fds = []int{fd}
 	}
-	err = add()
+	err := add()
 	if err == nil {
 		var r message
 		r, err = c.request(CmdDMAMap, m.Append(c.begin()), fds)
@@ -319,10 +319,10 @@ func (c *Client) UnmapDMA(addr, size uint64) error {
 	return c.unmap(DMAUnmap{dmaUnmapSize, 0, addr, size}, addr+size-1)
 }
 
-func (c *Client) unmap(u DMAUnmap, last uint64) (err error) {
+func (c *Client) unmap(u DMAUnmap, last uint64) error {
 	c.mu.Lock()
-	defer c.unlock(&err)
-	_, err = c.plain(CmdDMAUnmap, u.Append(c.begin()))
+	defer c.mu.Unlock()
+	_, err := c.plain(CmdDMAUnmap, u.Append(c.begin()))
 	if err == nil {
 		err = c.space.remove(u.Address, last)
 	}

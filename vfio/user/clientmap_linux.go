@@ -9,30 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of a client's record of posted DMA_MAPs. Values below are defined by this project.
-const (
-	// maxPosted bounds the unanswered ones: a quarter of a socket buffer holds some 69 answers,
-	// so that neither side ever waits until the other reads.
-	maxPosted  = 64
-	maxRefused = 64 // refusals kept for the report; further ones are only counted
-)
+// maxPosted bounds the posted DMA_MAPs without an answer: a quarter of a socket buffer holds some
+// 69 answers, so that neither side ever waits until the other reads. Defined by this project.
+const maxPosted = 64
 
-// posted records the DMA_MAPs that are not awaited: the unanswered ones by message ID, and the
-// refusals to report.
+// posted holds the posted DMA_MAPs that are not answered yet, by message ID.
 type posted struct {
 	mu  sync.Mutex // locked last
 	due map[uint16]DMAMap
-
-	refused []error // used only by the receiving goroutine
-	more    int
 }
 
 func (p *posted) add(id uint16, m DMAMap) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.due == nil {
-		p.due = map[uint16]DMAMap{}
-	}
 	p.due[id] = m
 }
 
@@ -49,53 +38,38 @@ func (p *posted) many() int {
 	return len(p.due)
 }
 
-func (p *posted) remove(id uint16) DMAMap {
+func (p *posted) remove(id uint16) (m DMAMap, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m := p.due[id]
+	m, ok = p.due[id]
 	delete(p.due, id)
-	return m
+	return m, ok
 }
 
-// take reports whether a message answers a posted DMA_MAP.
-func (p *posted) take(m message) bool {
-	return m.isReply() && m.Command == CmdDMAMap && p.has(m.ID)
-}
-
-// settled handles the answer to a posted DMA_MAP. The caller holds mu.
-func (c *Client) settled(answer message) {
+// settled handles the answer to a posted DMA_MAP. It reports whether a message is one. The caller
+// holds mu.
+func (c *Client) settled(answer message) bool {
+	if !answer.isReply() || answer.Command != CmdDMAMap {
+		return false
+	}
+	m, ok := c.maps.remove(answer.ID)
+	if !ok {
+		return false
+	}
 	c.sock.shed(answer.fds)
-	m := c.maps.remove(answer.ID)
-	if !answer.isError() {
-		return
-	}
-	// The range is the client's own mapping, so it cuts no page.
-	_ = c.space.remove(m.Address, m.Address+m.Size-1)
-	if len(c.maps.refused) == maxRefused {
-		c.maps.more++
-		return
-	}
-	c.maps.refused = append(c.maps.refused, &MapError{m.Address, m.Size, &Error{CmdDMAMap, unix.Errno(answer.Error)}})
-}
-
-// unlock ends a request: it adds to its error, once, the refusals that came before its answer.
-// The caller holds mu.
-func (c *Client) unlock(err *error) {
-	if p := &c.maps; len(p.refused) > 0 {
-		if p.more > 0 {
-			p.refused = append(p.refused, fmt.Errorf("and %d more: %w", p.more, ErrMapRefused))
+	if answer.isError() {
+		// The range is the client's own mapping, so it cuts no page.
+		_ = c.space.remove(m.Address, m.Address+m.Size-1)
+		if f := c.opts.MapRefused; f != nil {
+			f(m.Address, m.Size, &Error{CmdDMAMap, unix.Errno(answer.Error)})
 		}
-		*err = errors.Join(append([]error{*err}, p.refused...)...)
-		p.refused, p.more = nil, 0
 	}
-	c.mu.Unlock()
+	return true
 }
 
 // PostMapDMA is like MapDMA but does not wait for the answer. The server handles it before
-// anything that any method sends later. If the server refuses it, the next method that awaits an
-// answer (except Region, RegionIOFDs and those of interrupts) does its work and then reports the
-// refusal, once. That error matches ErrMapRefused, with one MapError for each refusal. Flush
-// reports refusals in the same way.
+// anything that any method sends later. If the server refuses it, Options.MapRefused is called
+// before the next method that awaits an answer returns.
 func (c *Client) PostMapDMA(addr, size uint64, fd int, offset uint64, rights uint32) error {
 	m := DMAMap{dmaMapSize, rights, offset, addr, size}
 	err := c.room()
@@ -122,17 +96,6 @@ func (c *Client) room() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.settle(maxPosted / 2)
-}
-
-// Flush waits until every DMA_MAP of PostMapDMA is answered and returns the refusals that were
-// not reported. It sends nothing.
-func (c *Client) Flush() (err error) {
-	c.mu.Lock()
-	defer c.unlock(&err)
-	if err := c.settle(0); err != nil {
-		return fmt.Errorf("vfio-user: answers to DMA_MAP: %w", err)
-	}
-	return nil
 }
 
 // settle receives until at most left DMA_MAPs are unanswered. The caller holds mu.

@@ -106,8 +106,7 @@ func (c *Client) serveIdle() error {
 			if err = c.in.receive(c.sock, unix.MSG_DONTWAIT); errors.Is(err, errWouldBlock) {
 				return nil
 			}
-		case err == nil && c.maps.take(m):
-			c.settled(m)
+		case err == nil && c.settled(m):
 		case err == nil && !m.isCommand():
 			c.sock.shed(m.fds)
 			err = fmt.Errorf("%w: unexpected answer to %v", ErrMalformed, m.Command)

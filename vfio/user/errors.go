@@ -28,9 +28,6 @@ var (
 	// ErrStranger reports that the server runs as a user that is neither root, nor the caller's
 	// own, nor named by Options.Trust.
 	ErrStranger = errors.New("another user serves the socket")
-	// ErrMapRefused reports that the server refused a posted DMA_MAP (Client.PostMapDMA). Each
-	// such error is a MapError.
-	ErrMapRefused = errors.New("DMA_MAP refused")
 	// ErrLost reports that mapped memory could not be accessed. The peer made its file smaller,
 	// or the system has no page for it.
 	ErrLost = errors.New("mapped memory lost")
@@ -53,24 +50,6 @@ func (e *Error) Error() string {
 
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }
-
-// MapError is a posted DMA_MAP that the server refused. It matches ErrMapRefused, and through Err
-// the errno.
-type MapError struct {
-	Address, Size uint64
-	Err           error
-}
-
-// Error returns the error's text.
-func (e *MapError) Error() string {
-	return fmt.Sprintf("vfio-user: map DMA %#x+%#x: %v", e.Address, e.Size, e.Err)
-}
-
-// Is reports whether target is ErrMapRefused.
-func (e *MapError) Is(target error) bool { return target == ErrMapRefused }
-
-// Unwrap returns the server's answer.
-func (e *MapError) Unwrap() error { return e.Err }
 
 // refusal is an errno with the reason for the log. The reply carries only the errno (spec,
 // "Header").

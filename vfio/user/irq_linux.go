@@ -240,10 +240,3 @@ func (q *interrupts) disable(index uint32) {
 		}
 	}
 }
-
-// notify signals the eventfd of an index other than MSI-X, if there is one.
-func (q *interrupts) notify(index uint32) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.signal(*q.trigger(index, 0))
-}

@@ -22,7 +22,7 @@ func (c *Client) WriteRegion(region int, offset uint64, p []byte) error {
 // does not support that. It returns how many were done.
 func (c *Client) WriteMulti(ws []Write) (done int, err error) {
 	c.mu.Lock()
-	defer c.unlock(&err)
+	defer c.mu.Unlock()
 	most := max(1, (int(c.peer.transfer)-writeMultiHead)/writeMultiSize)
 	for len(ws) > 0 {
 		n := min(len(ws), most)
@@ -52,6 +52,16 @@ func (c *Client) writeSome(ws []Write) error {
 	}
 	if len(m.body) != writeMultiHead || order.Uint64(m.body) != uint64(len(ws)) {
 		return c.fail(fmt.Errorf("%w: answer to REGION_WRITE_MULTI", ErrMalformed))
+	}
+	return nil
+}
+
+// Flush waits until every DMA_MAP of PostMapDMA is answered. It sends nothing.
+func (c *Client) Flush() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.settle(0); err != nil {
+		return fmt.Errorf("vfio-user: answers to DMA_MAP: %w", err)
 	}
 	return nil
 }
@@ -104,3 +114,10 @@ func (s *Server) RequestRelease() { s.irq.notify(IRQReq) }
 // reason when the client is gone. The error matches ErrGone for a plain disconnection, and EBUSY
 // if there was a client already.
 func (s *Server) ServeConn(fd int) error { return s.serve(s.admit(fd)) }
+
+// notify signals the eventfd of an index other than MSI-X, if there is one.
+func (q *interrupts) notify(index uint32) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.signal(*q.trigger(index, 0))
+}

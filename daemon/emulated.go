@@ -10,16 +10,15 @@ import (
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/soc/r5"
-	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/space/view"
 	"github.com/exanet/pfd/trace"
 )
 
 // emulated is the Machine of the SoC that pfd emulates in its own process.
 type emulated struct {
-	engine *emu.Engine
-	rec    *recording // nil: none
-	log    *trace.Log
+	*emu.Engine
+	rec *recording // nil: none
+	log *trace.Log
 }
 
 // Emulated returns the machine of --device emu.
@@ -44,7 +43,7 @@ func Emulated(cfg Config) (session.Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("building the emulated machine: %w", err)
 	}
-	m := emulated{engine: e, log: records}
+	m := emulated{Engine: e, log: records}
 	if cfg.Record != "" {
 		if m.rec, err = startRecording(cfg.Record, e, log); err != nil {
 			return nil, err
@@ -53,25 +52,19 @@ func Emulated(cfg Config) (session.Machine, error) {
 	return m, nil
 }
 
-func (m emulated) Nodes() int              { return m.engine.Nodes() }
-func (m emulated) Bus(node int) device.Bus { return m.engine.Bus(node) }
-
-// Space implements Machine.
-func (m emulated) Space(node int) space.Machine { return m.engine.Space(node) }
-
 // Features implements Machine.
 func (m emulated) Features() session.Features {
 	f := session.Features{
 		NewView:       view.NewWithin,
-		Accesses:      m.engine.Accesses,
-		Transfers:     func(node int) *tally.Node { return m.engine.Node(node).Ended() },
+		Accesses:      m.Accesses,
+		Transfers:     func(node int) *tally.Node { return m.Node(node).Ended() },
 		Invalidations: m.invalidations,
 		Transactions: func(node int) ([]r5.TransactionInfo, int64) {
-			return m.engine.Node(node).Transactions(), m.engine.Clock()
+			return m.Node(node).Transactions(), m.Clock()
 		},
-		Firmware: func() string { return m.engine.Firmware().String() },
+		Firmware: func() string { return m.Firmware().String() },
 		Log:      m.log,
-		Tap:      m.engine.Tap,
+		Tap:      m.Tap,
 	}
 	if m.rec != nil {
 		f.Recording = func() bool { return !m.rec.broken.Load() }
@@ -80,7 +73,7 @@ func (m emulated) Features() session.Features {
 }
 
 func (m emulated) invalidations(node int) (list [device.Slots]tally.Invalidated) {
-	for slot, pages := range m.engine.Node(node).Invalidations() {
+	for slot, pages := range m.Node(node).Invalidations() {
 		list[slot].Pages = pages
 	}
 	return list
@@ -88,7 +81,7 @@ func (m emulated) invalidations(node int) (list [device.Slots]tally.Invalidated)
 
 // Run drives the machine until ctx ends, and closes the recording.
 func (m emulated) Run(ctx context.Context) error {
-	err := m.engine.Run(ctx)
+	err := m.Engine.Run(ctx)
 	if m.rec != nil {
 		m.rec.close()
 	}
@@ -96,10 +89,8 @@ func (m emulated) Run(ctx context.Context) error {
 }
 
 func (m emulated) Attach(node, slot int, a *session.Attachment) error {
-	return m.engine.Attach(node, slot, &emu.Attachment{
+	return m.Engine.Attach(node, slot, &emu.Attachment{
 		Pages: a.Pages, Wake: a.Wake, Space: a.Space, ReadOnly: a.ReadOnly, Gone: a.Gone, Declined: a.Declined,
 		Log: a.Log, UID: a.UID, PID: a.PID,
 	})
 }
-
-func (m emulated) Detach(node, slot int) { m.engine.Detach(node, slot) }

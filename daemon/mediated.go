@@ -11,8 +11,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/netlink"
-	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/mediate"
 	"github.com/exanet/pfd/vfio/user"
 )
@@ -68,37 +67,28 @@ func Open(ctx context.Context, cfg Config) (session.Machine, error) {
 }
 
 // mediated is the Machine of nodes elsewhere.
-type mediated struct{ m *mediate.Machine }
-
-func (m mediated) Nodes() int              { return m.m.Nodes() }
-func (m mediated) Bus(node int) device.Bus { return m.m.Bus(node) }
-
-// Space implements session.Machine.
-func (m mediated) Space(node int) space.Machine { return m.m.Space(node) }
+type mediated struct{ *mediate.Machine }
 
 // Run drives the machine until ctx ends, and closes it.
 func (m mediated) Run(ctx context.Context) error {
-	return errors.Join(m.m.Run(ctx), m.m.Close())
+	return errors.Join(m.Machine.Run(ctx), m.Close())
 }
 
 // Features implements Machine.
 func (m mediated) Features() session.Features {
 	return session.Features{
-		Sharing: m, Reconnect: m.m.Reconnect, Server: m.m.Server, Transfers: m.m.Ended, Invalidations: m.m.Invalidations,
+		Sharing: m, Reconnect: m.Reconnect, Server: m.Server, Transfers: m.Ended, Invalidations: m.Invalidations,
 	}
 }
 
 func (m mediated) Attach(node, slot int, a *session.Attachment) error {
-	return m.m.Attach(node, slot, &mediate.Attachment{
+	return m.Machine.Attach(node, slot, &mediate.Attachment{
 		Pages: a.Pages, Wake: a.Wake, UID: a.UID, Space: a.Space, Gone: a.Gone, Declined: a.Declined,
 	})
 }
 
-func (m mediated) Detach(node, slot int)        { m.m.Detach(node, slot) }
-func (m mediated) Tables(node, slot int) uint64 { return m.m.Tables(node, slot) }
-
 func (m mediated) Share(node, slot int, s attach.Share, fd int) error {
-	mem, err := m.m.Memory(node)
+	mem, err := m.Memory(node)
 	if err != nil {
 		return err
 	}
@@ -106,7 +96,7 @@ func (m mediated) Share(node, slot int, s attach.Share, fd int) error {
 }
 
 func (m mediated) Unshare(node, slot int, u attach.Unshare) error {
-	mem, err := m.m.Memory(node)
+	mem, err := m.Memory(node)
 	if err != nil {
 		return err
 	}
@@ -115,46 +105,33 @@ func (m mediated) Unshare(node, slot int, u attach.Unshare) error {
 
 // Unsharer implements Sharing.
 func (m mediated) Unsharer(node, slot int, va device.VA) func() bool {
-	mem, err := m.m.Memory(node)
+	mem, err := m.Memory(node)
 	if err != nil {
 		return func() bool { return false } // with the device its mappings are gone
 	}
 	return mem.Unsharer(slot, va)
 }
 
-func (m mediated) Prefetch(node, slot int, va device.VA, size uint64) {
-	m.m.Prefetch(node, slot, va, size)
-}
-
 func (m mediated) Invalidate(node, slot int, va device.VA, size uint64) {
-	if mem, err := m.m.Memory(node); err == nil { // a device that is gone has no mappings
+	if mem, err := m.Memory(node); err == nil { // a device that is gone has no mappings
 		mem.Forget(slot, va, size)
 	}
 }
 
 // Page implements Sharing.
 func (m mediated) Page(node int) uint64 {
-	mem, err := m.m.Memory(node)
+	mem, err := m.Memory(node)
 	if err != nil {
 		return 0
 	}
 	return mem.Page()
 }
 
-func (m mediated) Asked(node, slot int, f netlink.Fault) { m.m.Asked(node, slot, f) }
-
-// Messages implements Sharing.
-func (m mediated) Messages(node int) (sent, awaited uint64, ok bool) { return m.m.Messages(node) }
-
 // Shadow implements Sharing.
-func (m mediated) Shadow(node int) (session.ShadowStats, bool) {
-	mem, err := m.m.Memory(node)
+func (m mediated) Shadow(node int) (shadow.Stats, bool) {
+	mem, err := m.Memory(node)
 	if err != nil {
-		return session.ShadowStats{}, false
+		return shadow.Stats{}, false
 	}
-	s := mem.Stats()
-	return session.ShadowStats{
-		Window: s.Window, Mapped: s.Mapped, Tables: s.Tables, Pinned: s.Pinned, Shared: s.Shared,
-		Maps: s.Maps, Evictions: s.Evictions, Remaps: s.Remaps,
-	}, true
+	return mem.Stats(), true
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/space/view"
 	"github.com/exanet/pfd/trace"
 )
@@ -102,24 +103,10 @@ type Sharing interface {
 	// goroutine.
 	Asked(node, slot int, f netlink.Fault)
 	// Shadow returns what the device can access of the processes' memory.
-	Shadow(node int) (ShadowStats, bool)
+	Shadow(node int) (shadow.Stats, bool)
 	// Messages returns how many messages were sent to the device, and how many of these pfd waited
 	// for.
 	Messages(node int) (sent, awaited uint64, ok bool)
-}
-
-// ShadowStats describes the memory of processes that a node's device can access.
-type ShadowStats struct {
-	Window    uint64 // bytes that may be mapped at one time
-	Mapped    uint64 // bytes that are
-	Tables    uint64 // bytes of tables and queues that are mapped in addition
-	Pinned    uint64 // of both, bytes that mapping has pinned
-	Shared    uint64 // bytes that processes share
-	Maps      uint64 // runs of pages mapped since the device arrived
-	Evictions uint64 // places of at most 16 pages that were unmapped for others, or unused
-	// Remaps counts the pages that were mapped once more because the device's accesses to them
-	// were refused.
-	Remaps uint64
 }
 
 // Attachment is the part of a process's attachment that a machine needs.

@@ -33,7 +33,7 @@ capture and a message on standard error state their number.`,
   exanetctl capture 0 --snap 60 |
       tshark -X lua_script:contrib/wireshark/exanet.lua -r -`,
 		Args: maxArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
+		RunE: a.asking(func(cmd *cobra.Command, client *control.Client, args []string) (err error) {
 			id, err := parseID(args, "NODE")
 			if err != nil {
 				return err
@@ -43,10 +43,6 @@ capture and a message on standard error state their number.`,
 			}
 			if file == "" && terminal(a.out) {
 				return usagef("a capture cannot go to a terminal: use --write FILE, or pipe it into tshark -r -")
-			}
-			client, err := a.client()
-			if err != nil {
-				return err
 			}
 			ctx, stop := context.WithCancel(cmd.Context())
 			defer stop()
@@ -96,7 +92,7 @@ capture and a message on standard error state their number.`,
 				fmt.Fprintf(a.err, "%d packets captured, %d lost\n", packets, all)
 			}
 			return err
-		},
+		}),
 	}
 	c.ValidArgsFunction = once(a.nodeWords())
 	f := c.Flags()

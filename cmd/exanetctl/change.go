@@ -90,7 +90,7 @@ interrupted or pfd ends (exit code 3). It omits faults that come faster than it 
 them and prints their number. Root and the user of pfd see all faults, other users
 their own. With -o json each line is an object.`,
 		Args: maxArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: a.asking(func(cmd *cobra.Command, c *control.Client, args []string) error {
 			id, err := parseID(args, "NODE")
 			if err != nil {
 				return err
@@ -98,16 +98,12 @@ their own. With -o json each line is an object.`,
 			if a.format == formatCSV {
 				return usagef("-o csv: monitor prints lines of text or JSON")
 			}
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
 			err = c.MonitorFaults(cmd.Context(), id[0], func(e control.FaultEvent) error { return a.printEvent(&e) })
 			if cmd.Context().Err() != nil {
 				return nil // interrupted
 			}
 			return err
-		},
+		}),
 	}
 }
 

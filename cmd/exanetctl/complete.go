@@ -34,13 +34,20 @@ func once(f cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// nodeWords completes the number of a node.
-func (a *app) nodeWords() cobra.CompletionFunc {
-	return words(func(ctx context.Context) (list []string, _ error) {
+// answerWords is like words, for words that pfd knows.
+func (a *app) answerWords(find func(ctx context.Context, c *control.Client) ([]string, error)) cobra.CompletionFunc {
+	return words(func(ctx context.Context) ([]string, error) {
 		c, err := a.client()
 		if err != nil {
 			return nil, err
 		}
+		return find(ctx, c)
+	})
+}
+
+// nodeWords completes the number of a node.
+func (a *app) nodeWords() cobra.CompletionFunc {
+	return a.answerWords(func(ctx context.Context, c *control.Client) (list []string, _ error) {
 		nodes, err := c.Nodes(ctx, control.AllNodes)
 		for _, n := range nodes {
 			list = append(list, strconv.Itoa(n.Index))
@@ -51,11 +58,7 @@ func (a *app) nodeWords() cobra.CompletionFunc {
 
 // counterWords completes the arguments of counter: a node, or a counter's name.
 func (a *app) counterWords() cobra.CompletionFunc {
-	return words(func(ctx context.Context) (list []string, _ error) {
-		c, err := a.client()
-		if err != nil {
-			return nil, err
-		}
+	return a.answerWords(func(ctx context.Context, c *control.Client) (list []string, _ error) {
 		counters, err := c.Counters(ctx, control.AllNodes)
 		for _, n := range counters {
 			if list = append(list, n.Name); n.Node != control.AllNodes {

@@ -41,7 +41,7 @@ type listing[T any] struct {
 
 // list returns the command of a listing.
 func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
-	return a.object(l.name, l.short, "["+strings.Join(l.id, "/")+"]", l.names(), once(l.complete(a)), l.flags, func(cmd *cobra.Command, args []string) error {
+	return a.object(l.name, l.short, "["+strings.Join(l.id, "/")+"]", l.names(), once(l.complete(a)), l.flags, a.asking(func(cmd *cobra.Command, c *control.Client, args []string) error {
 		id, err := parseID(args, l.id...)
 		if err != nil {
 			if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
@@ -51,10 +51,6 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		}
 		t := l.table(a)
 		if err := t.check(); err != nil {
-			return err
-		}
-		c, err := a.client()
-		if err != nil {
 			return err
 		}
 		rows, err := l.fetch(c, cmd.Context(), id[0])
@@ -92,7 +88,7 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 			return err
 		}
 		return l.after(rows)
-	}, more...)
+	}), more...)
 }
 
 // names returns the names of the columns.
@@ -168,11 +164,7 @@ func (l *listing[T]) cells(v *T) []any {
 
 // complete returns the IDs that exist, for a shell's completion.
 func (l *listing[T]) complete(a *app) cobra.CompletionFunc {
-	return words(func(ctx context.Context) (ids []string, _ error) {
-		c, err := a.client()
-		if err != nil {
-			return nil, err
-		}
+	return a.answerWords(func(ctx context.Context, c *control.Client) (ids []string, _ error) {
 		rows, err := l.fetch(c, ctx, control.AllNodes)
 		for i := range rows {
 			var words []string

@@ -91,16 +91,12 @@ func (a *app) perfServeCommand() *cobra.Command {
 		Use:   "serve NAME",
 		Short: "Serve as the other end of measurements until interrupted",
 		Args:  wantArgs(1, 1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := a.client()
-			if err != nil {
-				return err
-			}
+		RunE: a.asking(func(cmd *cobra.Command, d *control.Client, args []string) error {
 			p.Socket, p.Trust = d.Socket(), a.trusted()
 			return workload.ServePerf(cmd.Context(), d, p.Options, args[0], func() {
 				fmt.Fprintf(a.err, "serving %s on node %d\n", args[0], p.To)
 			})
-		},
+		}),
 	}
 	c.Flags().IntVar(&p.To, "node", 1, "node to attach to")
 	completeFlag(c, "node", a.nodeWords())

@@ -221,6 +221,17 @@ func values(c *cobra.Command, flag string, words ...string) {
 // useLine returns a command with its arguments, without flags.
 func useLine(cmd *cobra.Command) string { return strings.TrimSuffix(cmd.UseLine(), " [flags]") }
 
+// asking returns the function of a command that asks pfd.
+func (a *app) asking(ask func(cmd *cobra.Command, c *control.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		c, err := a.client()
+		if err != nil {
+			return err
+		}
+		return ask(cmd, c, args)
+	}
+}
+
 func (a *app) client() (*control.Client, error) {
 	c, err := control.New(a.socket)
 	if errors.Is(err, control.ErrSocketPath) {

@@ -119,12 +119,12 @@ func (a *app) nodeCommand() *cobra.Command {
 	c := list(a, &l)
 	for _, c := range []*cobra.Command{c, c.Commands()[0]} {
 		show := c.RunE
-		c.RunE = func(cmd *cobra.Command, args []string) error {
+		c.RunE = a.asking(func(cmd *cobra.Command, client *control.Client, args []string) error {
 			if window == "" {
 				return show(cmd, args)
 			}
-			return a.showRegisters(cmd, args, window)
-		}
+			return a.showRegisters(cmd.Context(), client, args, window)
+		})
 	}
 	return c
 }
@@ -132,12 +132,8 @@ func (a *app) nodeCommand() *cobra.Command {
 // windows are the values of --registers.
 var windows = []string{"pl", "smmu", "btcm", "pktz", "mbox", "all"}
 
-func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) error {
+func (a *app) showRegisters(ctx context.Context, c *control.Client, args []string, window string) error {
 	id, err := parseID(args, "NODE")
-	if err != nil {
-		return err
-	}
-	c, err := a.client()
 	if err != nil {
 		return err
 	}
@@ -147,7 +143,7 @@ func (a *app) showRegisters(cmd *cobra.Command, args []string, window string) er
 	if window == "all" {
 		window = ""
 	}
-	regs, err := c.Registers(cmd.Context(), max(id[0], 0), window)
+	regs, err := c.Registers(ctx, max(id[0], 0), window)
 	if err != nil {
 		return err
 	}
@@ -352,7 +348,7 @@ func (a *app) counterCommand() *cobra.Command {
 		c.Flags().BoolVar(&all, "all", false, "also show counters that are zero")
 		c.Flags().BoolVar(&help, "describe", false, "show a description of each counter")
 	}
-	show := func(cmd *cobra.Command, args []string) error {
+	show := a.asking(func(cmd *cobra.Command, client *control.Client, args []string) error {
 		node, part := control.AllNodes, ""
 		for _, arg := range args {
 			if n, err := strconv.ParseUint(arg, 10, 16); err == nil {
@@ -360,10 +356,6 @@ func (a *app) counterCommand() *cobra.Command {
 			} else {
 				part = strings.ToLower(arg)
 			}
-		}
-		client, err := a.client()
-		if err != nil {
-			return err
 		}
 		counters, err := client.Counters(cmd.Context(), node)
 		if err != nil {
@@ -406,7 +398,7 @@ func (a *app) counterCommand() *cobra.Command {
 			return a.none(t, "no counter is above 0 (--all shows all)", scope)
 		}
 		return a.flush(t, scope)
-	}
+	})
 	return a.object("counter", "Show the counters of the nodes and of the daemon", "[NODE] [NAME]", columns, a.counterWords(), flags, show)
 }
 
@@ -480,11 +472,7 @@ func (a *app) statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show the state of the daemon",
 		Args:  maxArgs(0),
-		RunE: a.watched(func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
+		RunE: a.watched(a.asking(func(cmd *cobra.Command, c *control.Client, _ []string) error {
 			s, err := c.Status(cmd.Context())
 			if err != nil {
 				return err
@@ -496,32 +484,25 @@ func (a *app) statusCommand() *cobra.Command {
 			if scope != "" && s.Domains == 0 {
 				faults = unmeasured
 			}
-			for _, row := range []struct {
-				name  string
-				value any
-			}{
-				{"version", s.DaemonVersion},
-				{"device", s.Device},
-				{"socket", s.Socket},
-				{"attach socket", fmt.Sprintf("%s (protocol %d)", s.AttachSocket, s.Protocol)},
-				{"pid, uid", fmt.Sprintf("%d, %d", s.PID, s.UID)},
-				{"up for", duration(s.UptimeNS, time.Second)},
-				{"nodes", s.Nodes},
-				{"domains", s.Domains},
-				{"handshakes", countCell(s.Handshakes)},
-				{"faults", faults},
-				{"pinned", pinnedCell(s.PinnedBytes)},
-				{"block time-out", duration(int64(s.TimeoutUS)*1e3, time.Microsecond)},
-				{"guard time-out", duration(int64(s.GuardUS)*1e3, time.Microsecond)},
-				{"source faults", s.SourceFaults},
-			} {
-				t.add(row.name, row.value)
-			}
+			t.add("version", s.DaemonVersion)
+			t.add("device", s.Device)
+			t.add("socket", s.Socket)
+			t.add("attach socket", fmt.Sprintf("%s (protocol %d)", s.AttachSocket, s.Protocol))
+			t.add("pid, uid", fmt.Sprintf("%d, %d", s.PID, s.UID))
+			t.add("up for", duration(s.UptimeNS, time.Second))
+			t.add("nodes", s.Nodes)
+			t.add("domains", s.Domains)
+			t.add("handshakes", countCell(s.Handshakes))
+			t.add("faults", faults)
+			t.add("pinned", pinnedCell(s.PinnedBytes))
+			t.add("block time-out", duration(int64(s.TimeoutUS)*1e3, time.Microsecond))
+			t.add("guard time-out", duration(int64(s.GuardUS)*1e3, time.Microsecond))
+			t.add("source faults", s.SourceFaults)
 			if scope != "" {
 				t.add("scope", scope)
 			}
 			return t.flush()
-		}),
+		})),
 	}
 	a.watchFlag(c)
 	return c

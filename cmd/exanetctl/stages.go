@@ -24,17 +24,13 @@ the median fault: drain (from the interrupt until the entry is taken from the FI
 queue (until its page-in begins), page_in (until the page is resident), answer (until
 the retransmission is requested). exanetctl trace measures the stages before and after.`,
 		Args: maxArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: a.asking(func(cmd *cobra.Command, c *control.Client, args []string) error {
 			id, err := parseID(args, "NODE")
 			if err != nil {
 				return err
 			}
 			if last < 1 || last > control.MaxFaults {
 				return usagef("--last %d: want 1 to %d", last, control.MaxFaults)
-			}
-			c, err := a.client()
-			if err != nil {
-				return err
 			}
 			faults, err := c.Faults(cmd.Context(), id[0], last)
 			if err != nil {
@@ -58,7 +54,7 @@ the retransmission is requested). exanetctl trace measures the stages before and
 			}
 			t.stages(stages, barWidth)
 			return a.flush(t, scope)
-		},
+		}),
 	}
 	c.Flags().IntVarP(&last, "last", "n", control.MaxFaults, "number of faults, the newest ones")
 	a.tableFlags(c, stageColumns...)

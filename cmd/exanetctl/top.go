@@ -43,7 +43,7 @@ help, q quits. If standard output is not a terminal, top prints a line per inter
 -o json one JSON value per line. If pfd ends, the full screen waits for it to restart;
 otherwise top ends with exit code 3.`,
 		Args: maxArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: a.asking(func(cmd *cobra.Command, c *control.Client, _ []string) error {
 			switch {
 			case interval < watchMin:
 				return usagef("--interval %v: want %v or more", interval, watchMin)
@@ -51,10 +51,6 @@ otherwise top ends with exit code 3.`,
 				return usagef("--count %d: want 0 (until interrupted) or more", count)
 			case a.format == formatCSV:
 				return usagef("-o csv: top shows a screen, or lines of text or JSON")
-			}
-			c, err := a.client()
-			if err != nil {
-				return err
 			}
 			f := live.Follow(c)
 			// If pfd is not running, the error comes before the full screen.
@@ -66,7 +62,7 @@ otherwise top ends with exit code 3.`,
 				return a.topScreen(cmd.Context(), f, v, interval)
 			}
 			return a.topLines(cmd.Context(), f, v, interval, count)
-		},
+		}),
 	}
 	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two updates")
 	c.Flags().IntVarP(&count, "count", "n", 0, "print this many lines and end")

@@ -47,19 +47,15 @@ users who know the address: keep the address secret. The server listens on a loo
 address until it is interrupted. From another machine use ssh -L PORT:127.0.0.1:PORT,
 with --listen 127.0.0.1:PORT here.`,
 		Args: maxArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: a.asking(func(cmd *cobra.Command, c *control.Client, _ []string) error {
 			if a.format == formatCSV {
 				return usagef("-o csv: ui prints an address, as text or JSON")
-			}
-			c, err := a.client()
-			if err != nil {
-				return err
 			}
 			if _, err := c.Status(cmd.Context()); err != nil {
 				return err
 			}
 			return a.serveUI(cmd.Context(), c, listen)
-		},
+		}),
 	}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "loopback address and port to listen on; port 0 means any free port")
 	return c

@@ -219,20 +219,12 @@ func (a *app) printResult(q workload.Request, r workload.Result) error {
 	case r.Bytes == 0:
 		verified = "nothing arrived, and all other bytes are unchanged"
 	}
-	rows := []struct {
-		name  string
-		value any
-	}{
-		{"transfers", fmt.Sprintf("%d, %d failed", r.Transfers, r.Failed)},
-		{"arrived", bytesCell(r.Bytes)},
-		{"verified", verified},
-		{"faults", fmt.Sprintf("%s, %s pages paged in", r.Faults, r.PagesPagedIn)},
-		{"retransmissions", resent(&r)},
-		{"pinned", pinnedCell(r.PinnedBytes)},
-	}
-	for _, row := range rows {
-		t.add(row.name, row.value)
-	}
+	t.add("transfers", fmt.Sprintf("%d, %d failed", r.Transfers, r.Failed))
+	t.add("arrived", bytesCell(r.Bytes))
+	t.add("verified", verified)
+	t.add("faults", fmt.Sprintf("%s, %s pages paged in", r.Faults, r.PagesPagedIn))
+	t.add("retransmissions", resent(&r))
+	t.add("pinned", pinnedCell(r.PinnedBytes))
 	if r.Bytes > 0 {
 		t.add("latency", latencyText(q, &r))
 		if l := r.Latency; l.P99.Known() {

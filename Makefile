@@ -9,7 +9,9 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # No path of this machine stands in them: packages are the same wherever they are made.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-.PHONY: all build demo test guests guests-race check seeds mutants faultpoints soak loaded race bench pictures fuzz clean setup c generate man completion deb
+TESTS = test guests guests-race check seeds mutants faultpoints soak loaded race
+
+.PHONY: $(TESTS) all build demo bench pgo pictures fuzz clean setup c generate man completion deb
 
 all: build
 
@@ -28,6 +30,10 @@ test: setup
 guests: SETUP += guests
 guests: setup
 	STRICT=1 $(GO) test -count=1 -timeout 60m -v ./internal/guests
+
+# A build of pfd by its profile compiles all packages for pfd alone. Nothing that the tests
+# assert depends on it, so they and the programs that they build do without.
+$(TESTS): export GOFLAGS := $(strip $(GOFLAGS) -pgo=off)
 
 # What runs before the tests, here and in CI.
 check:
@@ -76,6 +82,16 @@ bench: build
 	@bin/exanetctl bench all --pfd bin/pfd $$([ $$(id -u) = 0 ] && echo --untraced bin/pfd-untraced --bpffs /sys/fs/bpf/exanet-bench) --docs docs --dir bin/bench
 	@EXANET_DOCS=$(CURDIR)/docs go test ./internal/guests -run '^$$' -bench 'Guests|Peers' -benchtime 1x -timeout 30m
 
+# The CPU profile of pfd under `bench faults`, by which every build of pfd is optimized
+# (-pgo=auto). `go tool pprof -comments cmd/pfd/default.pgo` prints the commit that it was made
+# at. Takes some minutes, on an idle machine.
+pgo: build
+	rm -rf bin/pgo && mkdir bin/pgo
+	$(BUILD) -pgo=off -tags profile -o bin/pfd-profile ./cmd/pfd
+	PFD_PROFILES=bin/pgo bin/exanetctl bench faults --pfd bin/pfd-profile
+	$(GO) tool pprof -proto -add_comment "make pgo at $$(git describe --always --dirty --abbrev=40 --exclude '*')" \
+		-output cmd/pfd/default.pgo bin/pgo/*
+
 # The picture of the live page that README.md shows: needs a Chromium (setup.sh test).
 pictures: setup
 	STRICT=1 PFD_SHOTS=$(CURDIR)/docs $(GO) test -count=1 -run 'TestPictures$$' ./cmd/exanetctl
@@ -94,8 +110,8 @@ c:
 # Manual pages and completion scripts, from the programs' own command trees.
 man:
 	rm -rf bin/man && mkdir -p bin/man
-	CGO_ENABLED=0 $(GO) run -tags man ./cmd/pfd bin/man
-	CGO_ENABLED=0 $(GO) run -tags man ./cmd/exanetctl bin/man
+	CGO_ENABLED=0 $(GO) run -pgo=off -tags man ./cmd/pfd bin/man
+	CGO_ENABLED=0 $(GO) run -pgo=off -tags man ./cmd/exanetctl bin/man
 	cp contrib/man/exanet.7 libexanet/exanet.3 bin/man/
 
 completion: build

@@ -1,4 +1,4 @@
-//go:build !man
+//go:build !man && !profile
 
 //go:debug updatemaxprocs=0
 
@@ -7,29 +7,6 @@
 // running transfers, ends the attachments and exits 0.
 package main
 
-import (
-	"context"
-	"os"
-	"os/signal"
-	"syscall"
+import "os"
 
-	"github.com/exanet/pfd/daemon/session"
-	"github.com/exanet/pfd/internal/yield"
-)
-
-func main() {
-	shortSlices()
-	yield.Spare()
-	if session.IsMemoryHelper(os.Args) {
-		if session.ServeMemory() != nil {
-			os.Exit(exitFailed) // the error has been printed
-		}
-		return
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal starts the shutdown; a second one ends pfd at once.
-	context.AfterFunc(ctx, stop)
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
-}
+func main() { os.Exit(execute()) }

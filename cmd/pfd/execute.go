@@ -1,0 +1,30 @@
+//go:build !man
+
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/exanet/pfd/daemon/session"
+	"github.com/exanet/pfd/internal/yield"
+)
+
+// execute runs the whole program and returns the exit code.
+func execute() int {
+	shortSlices()
+	yield.Spare()
+	if session.IsMemoryHelper(os.Args) {
+		if session.ServeMemory() != nil {
+			return exitFailed // the error has been printed
+		}
+		return exitOK
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// The first signal starts the shutdown; a second one ends pfd at once.
+	context.AfterFunc(ctx, stop)
+	return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+}

@@ -18,30 +18,7 @@ var (
 // a package's name, or a C file's, are declared in it.
 func TestArchitectureNames(t *testing.T) {
 	_, list := sources(t)
-	declared := map[string]map[string]bool{} // by package
-	for _, s := range list {
-		names := declared[s.dir]
-		if names == nil {
-			names = map[string]bool{}
-			declared[s.dir] = names
-		}
-		for _, d := range s.file.Decls {
-			switch d := d.(type) {
-			case *ast.FuncDecl:
-				names[d.Name.Name] = true
-				if d.Recv != nil {
-					names[receiver(d.Recv.List[0].Type)+"."+d.Name.Name] = true
-				}
-			case *ast.GenDecl:
-				for _, spec := range d.Specs {
-					if ts, ok := spec.(*ast.TypeSpec); ok {
-						names[ts.Name.Name] = true
-						methods(ts, names)
-					}
-				}
-			}
-		}
-	}
+	declared := declarations(list)
 	named := map[string]bool{}
 	pkg := ""
 	for _, m := range backticked.FindAllStringSubmatch(read(t, "docs/architecture.md"), -1) {
@@ -87,6 +64,36 @@ func TestArchitectureNames(t *testing.T) {
 			t.Errorf("docs/architecture.md does not name package %s: add it to the table of packages", dir)
 		}
 	}
+}
+
+// declarations returns the names that each package declares: functions, types, and methods as
+// Type.Method and Method.
+func declarations(list []*source) map[string]map[string]bool {
+	declared := map[string]map[string]bool{}
+	for _, s := range list {
+		names := declared[s.dir]
+		if names == nil {
+			names = map[string]bool{}
+			declared[s.dir] = names
+		}
+		for _, d := range s.file.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				names[d.Name.Name] = true
+				if d.Recv != nil {
+					names[receiver(d.Recv.List[0].Type)+"."+d.Name.Name] = true
+				}
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					if ts, ok := spec.(*ast.TypeSpec); ok {
+						names[ts.Name.Name] = true
+						methods(ts, names)
+					}
+				}
+			}
+		}
+	}
+	return declared
 }
 
 // packageRows returns the line of each package in the table of packages, without the lines for

@@ -2,6 +2,8 @@ package attach
 
 import (
 	"encoding/binary"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 )
@@ -93,4 +95,40 @@ func TestFaultCountsLayout(t *testing.T) {
 	if got := p.FaultCounts(); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
+}
+
+// A ring that is full whenever pfd looks: no kick that pfd needs to go on is missing.
+func TestMailKicks(t *testing.T) {
+	p := testPages(t)
+	const messages = 200_000
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		var m Mail
+		for i := uint64(0); i < messages; {
+			ok, full := p.TakeMail(&m)
+			if !ok {
+				runtime.Gosched()
+				continue
+			}
+			if full {
+				p.Kick()
+			}
+			if m.Source != i {
+				t.Errorf("message %d is %d", i, m.Source)
+				return
+			}
+			i++
+		}
+	})
+	for i, seen := uint32(0), p.Kicks(); i < messages; {
+		if p.PutMail(i, &Mail{Source: uint64(i)}) {
+			i++
+			continue
+		}
+		for p.Kicks() == seen {
+			runtime.Gosched()
+		}
+		seen = p.Kicks()
+	}
+	reader.Wait()
 }

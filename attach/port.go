@@ -1,6 +1,9 @@
 package attach
 
-import "github.com/exanet/pfd/device"
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/packetizer"
+)
 
 // Port is one interface of a process, in two pages: a packetizer, through which the process sends
 // messages, a ring of the messages in its mailbox, and the words on which the process waits. Its
@@ -29,16 +32,22 @@ func (p *Port) Event() uint32 { return p.load32(portEvent) }
 // to eight words. SEND is stored last (release). Send returns false and writes nothing if the
 // channel is busy or the count is wrong. One goroutine at a time may use a channel.
 func (p *Port) Send(c int, dst device.NodeID, mailbox uint8, words ...uint64) bool {
+	return p.SendTo(c, packetizer.Destination(dst, mailbox, 0), 0, words)
+}
+
+// SendTo is Send with a DESTINATION that may name the generation of a domain, whose mailbox is
+// 16..63, and with the sender's own number of the message.
+func (p *Port) SendTo(c int, destination uint64, number uint16, words []uint64) bool {
 	o := pktz(c)
 	if len(words) == 0 || len(words) > device.PktzMaxWords || p.load64(o+device.PktzSend) != 0 {
 		return false
 	}
-	p.store64(o+device.PktzDestination, uint64(dst&device.NodeIDMask)|uint64(mailbox)<<24)
+	p.store64(o+device.PktzDestination, destination)
 	for i, w := range words {
 		p.store64(o+device.PktzPayload+8*uint32(i), w)
 	}
 	p.store64(o+device.PktzStatus, device.PktzBusy)
-	p.store64(o+device.PktzSend, uint64(len(words)))
+	p.store64(o+device.PktzSend, packetizer.Send(len(words), number))
 	return true
 }
 
@@ -58,9 +67,12 @@ func (p *Port) AddWaiters(n int32) { p.add32(portWaiters, uint32(n)) }
 // TakeMail takes the next message; ok is false if there is none. full reports whether
 // the ring was full: the caller must kick then, so that pfd continues. One goroutine at
 // a time may call it.
+//
+// It loads the tail again after it has stored the head: pfd stores the tail before it loads the
+// head. Either pfd sees the room, or TakeMail sees that the ring was full.
 func (p *Port) TakeMail(m *Mail) (ok, full bool) {
-	head, tail := p.load32(mailHead), p.load32(mailTail)
-	if head == tail {
+	head := p.load32(mailHead)
+	if head == p.load32(mailTail) {
 		return false, false
 	}
 	o := mailSlot(head)
@@ -69,7 +81,7 @@ func (p *Port) TakeMail(m *Mail) (ok, full bool) {
 		m.Words[i] = p.load64(o + mailWords + 8*uint32(i))
 	}
 	p.store32(mailHead, head+1)
-	return true, tail-head >= MailSlots
+	return true, p.load32(mailTail)-head >= MailSlots
 }
 
 // HasMail reports whether a message waits: two loads.
@@ -83,6 +95,7 @@ type Message struct {
 	Mailbox uint8
 	// Generation is that of the domain of the addressed mailbox, 16..63.
 	Generation device.Generation
+	Number     uint16 // the process's own
 	Words      [device.PktzMaxWords]uint64
 	N          int // words; 0: the process wrote a count outside 1..8, refuse it
 }
@@ -96,14 +109,8 @@ func (p *Port) TakeSend(c int, m *Message) bool {
 		return false
 	}
 	dst := p.load64(o + device.PktzDestination)
-	m.Node = device.NodeID(dst & device.NodeIDMask)
-	m.Mailbox = uint8(dst >> 24)
-	m.Generation = device.Generation(dst >> 32)
-	m.N = 0
-	if n > device.PktzMaxWords {
-		return true
-	}
-	m.N = int(n)
+	m.Node, m.Mailbox, m.Generation = packetizer.SplitDestination(dst)
+	m.N, m.Number = packetizer.SplitSend(n)
 	for i := range m.Words {
 		m.Words[i] = 0
 		if i < m.N {

@@ -179,7 +179,7 @@ const (
 	PktzChannelStride = 0x400
 	PktzDestination   = 0x00 // u64: node[21:0], mailbox[31:24], generation[63:32]
 	PktzPayload       = 0x08 // eight u64
-	PktzSend          = 0x48 // write the number of u64, 1..8
+	PktzSend          = 0x48 // write the number of u64, 1..8, in [15:0], and the sender's own number of the message in [31:16]
 	PktzStatus        = 0x50 // 0 free, 1 busy, 2 refused
 	PktzMaxWords      = 8
 

@@ -41,7 +41,7 @@ func pktzRegisters() []Register {
 		regs = append(regs, Register{Name: "PAYLOAD" + strconv.Itoa(i), Offset: PktzPayload + 8*uint32(i), Read: allBits, Write: allBits, fields: "data[63:0]"})
 	}
 	regs = append(regs,
-		Register{Name: "SEND", Offset: PktzSend, Act: allBits, fields: "words[63:0]"},
+		Register{Name: "SEND", Offset: PktzSend, Act: allBits, fields: "words[15:0] number[31:16] zero[63:32]"},
 		Register{Name: "STATUS", Offset: PktzStatus, Read: 3, fields: "status[1:0]"})
 	for i := range regs {
 		r := &regs[i]

@@ -35,7 +35,7 @@ func (e processes) Send(p *owner.Process[*slot], channel int, m *attach.Message)
 	iface := device.MailboxProcess + s.index
 	e.step(s.node, &soc.Event{
 		Kind: soc.MessageSent, Interface: iface, Channel: channel,
-		Destination: packetizer.Destination(m.Node, m.Mailbox, m.Generation), Words: m.Words, N: m.N,
+		Destination: packetizer.Destination(m.Node, m.Mailbox, m.Generation), Words: m.Words, N: m.N, Number: m.Number,
 	})
 	return uint64(s.node.soc.PacketizerStatus(iface, channel))
 }

@@ -69,6 +69,7 @@ struct exanet_options {
 struct exanet_remote {
 	uint32_t node, generation;
 	uint16_t pdid;
+	unsigned char interface;	/* of the process, for messages to it: 16 to 31; 0: unknown */
 	uint64_t address, length;
 };
 

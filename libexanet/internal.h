@@ -31,7 +31,7 @@ enum { STATUS_ADDRESS = 2, STATUS_ABORTED = 9, STATUS_GONE = 10 };
 /* Packetizer channels: a fault never waits for a doorbell. */
 enum { SEND_DOORBELL, SEND_FAULT, SEND_READ };
 
-enum { CHANNELS = 32, READS = 32 };
+enum { CHANNELS = 32, READS = 32, MAILBOX_PROCESS = 16, SLOTS = 16 };
 
 struct keeper;
 

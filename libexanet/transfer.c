@@ -267,13 +267,12 @@ out:
 static int take_mail(exanet *e, struct read *mine)
 {
 	int status = 0;
-	uint32_t head = load32(e->pages + MAIL_HEAD), tail;
-	while (head != (tail = load32(e->pages + MAIL_TAIL))) {
+	uint32_t head = load32(e->pages + MAIL_HEAD);
+	while (head != load32(e->pages + MAIL_TAIL)) {
 		unsigned char *m = e->pages + MAIL + MAIL_SIZE * (head % MAIL_SLOTS);
 		uint64_t source = load64(m), word = load64(m + 8);
-		bool full = tail - head >= MAIL_SLOTS;
-		store32(e->pages + MAIL_HEAD, ++head);
-		if (full)
+		store32(e->pages + MAIL_HEAD, head + 1);
+		if (load32(e->pages + MAIL_TAIL) - head++ >= MAIL_SLOTS)	/* after the store: pfd stores the tail, then loads the head */
 			kick(e);
 		uint16_t tag = word >> 2 & 0x3fff;
 		struct read *r = &e->reads[tag % READS];
@@ -459,12 +458,14 @@ void exanet_export(const exanet *e, const void *p, uint64_t length, struct exane
 {
 	*r = (struct exanet_remote){ 0 };
 	if (!inherited(e))
-		*r = (struct exanet_remote){ e->info.node, e->info.generation, e->info.pdid, (uintptr_t)p, length };
+		*r = (struct exanet_remote){ e->info.node, e->info.generation, e->info.pdid, MAILBOX_PROCESS + e->info.slot, (uintptr_t)p, length };
 }
 
 int exanet_remote_text(const struct exanet_remote *r, char *text, size_t size)
 {
 	int n = snprintf(text, size, "exanet2:%06" PRIx32 ":%04x:%08" PRIx32 ":%016" PRIx64 ":%016" PRIx64, r->node, r->pdid, r->generation, r->address, r->length);
+	if (r->interface && n >= 0)
+		n += snprintf(text + ((size_t)n < size ? (size_t)n : size), (size_t)n < size ? size - n : 0, ":%02x", r->interface);
 	return n >= 0 && (size_t)n < size ? 0 : fail(ENOSPC, "a remote's text has %d bytes", n + 1);
 }
 
@@ -481,17 +482,19 @@ static bool digits(const char **s, int n, uint64_t *v)
 	return true;
 }
 
+enum { REMOTE_TEXT = 7 + 7 + 5 + 9 + 17 + 17 };	/* without the interface */
+
 int exanet_remote_parse(const char *text, struct exanet_remote *r)
 {
-	static const int sizes[] = { 6, 4, 8, 16, 16 };
+	static const int sizes[] = { 6, 4, 8, 16, 16, 2 };
 	const char *s = text + 7;
-	uint64_t v[5];
+	uint64_t v[6] = { 0 };
 	bool right = !strncmp(text, "exanet2", 7);
-	for (int i = 0; right && i < 5; i++)
+	for (int i = 0; right && i < 6 && (i < 5 || *s); i++)
 		right = *s++ == ':' && digits(&s, sizes[i], &v[i]);
-	if (!right || *s || v[0] > 0x3fffff || !v[4] || v[3] + v[4] - 1 < v[3])
-		return fail(EINVAL, "\"%.80s\" is not of the form exanet2:NODE:PDID:GENERATION:ADDRESS:LENGTH", text);
-	*r = (struct exanet_remote){ v[0], v[2], v[1], v[3], v[4] };
+	if (!right || *s || v[0] > 0x3fffff || !v[4] || v[3] + v[4] - 1 < v[3] || (s - text > REMOTE_TEXT && v[5] / SLOTS != MAILBOX_PROCESS / SLOTS))
+		return fail(EINVAL, "\"%.80s\" is not of the form exanet2:NODE:PDID:GENERATION:ADDRESS:LENGTH[:INTERFACE]", text);
+	*r = (struct exanet_remote){ v[0], v[2], v[1], v[5], v[3], v[4] };
 	return 0;
 }
 

@@ -25,6 +25,10 @@ const (
 	OpDoorbell Opcode = 3 // from the same node only
 )
 
+// OpRefused is, in a process's mailbox and from PDID 0, the refusal of a message that the process
+// has sent. There its number is free: read requests go to mailbox 2 (defined by this project).
+const OpRefused = OpRead
+
 // OpcodeOf returns the opcode of a message's first u64.
 func OpcodeOf(word uint64) Opcode { return Opcode(word & opcodeMask) }
 
@@ -57,6 +61,8 @@ var (
 //	rapf      memory               [63]
 //	doorbell  wired PDID           [17:2]
 //	doorbell  channel              [27:18]
+//	refusal   number               [47:32]
+//	process   kind                 [23:18], beside the wired PDID
 const (
 	opcodeMask = 3
 	id14Mask   = 1<<14 - 1
@@ -86,6 +92,11 @@ const (
 
 	doorbellChannelShift = 18
 	doorbellChannelMask  = 1<<10 - 1
+
+	refusalShift = 32
+
+	kindShift = 18
+	kindMask  = 1<<6 - 1
 )
 
 // ReadRequestWords is the length of a read request in u64 (spec/messages.md 4).
@@ -242,3 +253,44 @@ func DecodeReadRequest(words []uint64) (ReadRequest, error) {
 		Target: device.PDID(words[6]), TargetGeneration: device.Generation(words[6] >> readGenShift),
 	}, nil
 }
+
+// Refusal tells a process that another node has refused a message of its packetizer.
+type Refusal struct{ Number uint16 } // as written to SEND with the message
+
+// Encode returns the refusal's word.
+func (r Refusal) Encode() uint64 { return uint64(OpRefused) | uint64(r.Number)<<refusalShift }
+
+// DecodeRefusal decodes a refusal. The caller must trust it only if its Source has PDID 0. Error:
+// ErrOpcode.
+func DecodeRefusal(word uint64) (Refusal, error) {
+	if OpcodeOf(word) != OpRefused {
+		return Refusal{}, ErrOpcode
+	}
+	return Refusal{Number: uint16(word >> refusalShift)}, nil
+}
+
+// Kind says for which receiver in a process a message between processes is (docs/attach.md 3).
+type Kind uint8
+
+// The kinds. Values are defined by this project; the others are reserved.
+const (
+	KindProgram    Kind = 0 // the program's own
+	KindStream     Kind = 12
+	KindConnection Kind = 13
+	KindMemory     Kind = 14
+)
+
+// Valid reports whether messages of the kind exist.
+func (k Kind) Valid() bool { return k == KindProgram || k >= KindStream && k <= KindMemory }
+
+// Bits of a message's first u64 that are not the sender's: the wired PDID, and the kind.
+const (
+	WiredBits = device.PDIDMask << PDIDShift
+	KindBits  = kindMask << kindShift
+)
+
+// KindOf returns the kind in the first u64 of a message between processes.
+func KindOf(word uint64) Kind { return Kind(word >> kindShift & kindMask) }
+
+// Word returns the bits of a kind in a message's first u64.
+func (k Kind) Word() uint64 { return uint64(k) << kindShift & KindBits }

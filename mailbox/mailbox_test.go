@@ -46,6 +46,10 @@ func TestGolden(t *testing.T) {
 				if got.Slot() != 15 {
 					t.Errorf("slot %d", got.Slot())
 				}
+			case "refusal":
+				want := mailbox.Refusal{Number: uint16(c.Uint(t, "number"))}
+				got, err := mailbox.DecodeRefusal(words[0])
+				check(t, want, got, err, want.Encode(), words[0])
 			case "read":
 				want := mailbox.ReadRequest{
 					PDID: device.PDID(c.Uint(t, "pdid")), Tag: uint16(c.Uint(t, "tag")), Size: uint32(c.Uint(t, "size")),
@@ -163,6 +167,29 @@ func FuzzDoorbell(f *testing.F) {
 			t.Fatalf("%+v", d)
 		}
 	})
+}
+
+func FuzzRefusal(f *testing.F) {
+	f.Add(uint64(0x0000123400000001))
+	f.Add(^uint64(2))
+	f.Fuzz(func(t *testing.T, w uint64) {
+		r, err := mailbox.DecodeRefusal(w)
+		if (err == nil) != (w&3 == 1) {
+			t.Fatalf("%016x: %v", w, err)
+		}
+		if got := r.Encode(); err == nil && got != w&0x0000ffff_00000003 {
+			t.Fatalf("%016x encoded as %016x", w, got)
+		}
+	})
+}
+
+func TestKinds(t *testing.T) {
+	for w, want := range map[uint64]bool{0xff0fffff_ff03ffff: true, 12 << 18: true, 14 << 18: true, 1 << 18: false, 11 << 18: false, 15 << 18: false, 63 << 18: false} {
+		k := mailbox.KindOf(w)
+		if k.Valid() != want || k.Word() != w&mailbox.KindBits {
+			t.Errorf("%x: kind %d, valid %v, word %x", w, k, k.Valid(), k.Word())
+		}
+	}
 }
 
 func FuzzReadRequest(f *testing.F) {

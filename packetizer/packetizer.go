@@ -100,3 +100,20 @@ func Destination(node device.NodeID, mailbox uint8, g device.Generation) uint64 
 func SplitDestination(v uint64) (device.NodeID, uint8, device.Generation) {
 	return device.NodeID(v & device.NodeIDMask), uint8(v >> destMailboxShift & destMailboxMask), device.Generation(v >> destGenShift)
 }
+
+// The bits of a channel's SEND word (spec/hardware.md 7; defined by this project).
+const sendNumberShift = 16
+
+// Send returns a channel's SEND word: the number of u64, and the sender's own number of the
+// message, which a refusal by another node repeats (mailbox.Refusal).
+func Send(words int, number uint16) uint64 {
+	return uint64(uint16(words)) | uint64(number)<<sendNumberShift
+}
+
+// SplitSend decodes a SEND word. words is 0 if the word is invalid: such a message is refused.
+func SplitSend(v uint64) (words int, number uint16) {
+	if words = int(uint16(v)); v>>32 != 0 || words > device.PktzMaxWords {
+		words = 0
+	}
+	return words, uint16(v >> sendNumberShift)
+}

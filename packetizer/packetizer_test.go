@@ -50,6 +50,17 @@ func TestDestination(t *testing.T) {
 	}
 }
 
+func TestSendWord(t *testing.T) {
+	if v := packetizer.Send(8, 0xbeef); v != 0xbeef0008 {
+		t.Errorf("%x", v)
+	}
+	for v, want := range map[uint64]int{0xbeef0008: 8, 1: 1, 0: 0, 9: 0, 0xffff: 0, 0xffff0000: 0, 1<<32 | 1: 0, 1<<63 | 8: 0} {
+		if words, number := packetizer.SplitSend(v); words != want || number != uint16(v>>16) {
+			t.Errorf("%x: %d words, number %x", v, words, number)
+		}
+	}
+}
+
 // FuzzStamp: whatever a sender writes to a payload, the wired bits are those of PKTZ_CFG and all
 // others stay as written.
 func FuzzStamp(f *testing.F) {
@@ -84,6 +95,9 @@ func FuzzDestination(f *testing.F) {
 	f.Fuzz(func(t *testing.T, v uint64) {
 		if got := packetizer.Destination(packetizer.SplitDestination(v)); got != v&0xffffffff_ff3fffff {
 			t.Fatalf("%016x encoded as %016x", v, got)
+		}
+		if words, number := packetizer.SplitSend(v); words != 0 && packetizer.Send(words, number) != v {
+			t.Fatalf("SEND %016x becomes %d words, number %x", v, words, number)
 		}
 	})
 }

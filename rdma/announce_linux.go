@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
 )
 
 // rings are the channels whose announcement is pending: until pfd reads them, the doorbell word
@@ -80,8 +81,7 @@ func (e *Endpoint) sendRingLocked(ch int) bool {
 		Channel: uint16(e.welcome.Slot)*device.ChannelsPerSlot + uint16(ch),
 	}.Encode()
 	for c := range faultSend {
-		if e.pages.Send(c, e.welcome.Node, device.MailboxRequest, word) {
-			e.reads.taken(c)
+		if e.sendLocked(c, packetizer.Destination(e.welcome.Node, device.MailboxRequest, 0), 0, []uint64{word}) {
 			return true
 		}
 	}

@@ -141,6 +141,9 @@ type Stats struct {
 	RAPFRefused          uint64 // requests for retransmission that the packetizer refused
 	FaultsForged         uint64 // messages from another sender: dropped
 	FaultsMalformed      uint64 // dropped
+	// MessagesDropped counts messages and refusals for which the endpoint had no room, and
+	// messages of reserved kinds.
+	MessagesDropped uint64
 }
 
 // Endpoint is a process's attachment to one node (alloc_comm_chan and
@@ -162,6 +165,7 @@ type Endpoint struct {
 	exports   map[Remote][]byte
 	shares    map[device.VA]uint64 // memory shared with a node without SVA: sizes by address
 	reads     reads
+	messages  messages
 	gathers   map[*Transfer]struct{} // not final
 	rings     rings
 	clock     stampClock
@@ -269,6 +273,9 @@ func (e *Endpoint) Info() Info {
 // Stats returns the counters. It may be called after the attachment has ended.
 func (e *Endpoint) Stats() Stats {
 	c, told := e.faults.Counters(), e.pages.FaultCounts()
+	e.mu.Lock()
+	dropped := e.messages.dropped
+	e.mu.Unlock()
 	if e.welcome.Method == MethodTouch {
 		told.Faults, told.Pages, told.Failed = e.faultsServed.Load(), e.faultPages.Load(), e.faultsFailed.Load()
 	}
@@ -284,6 +291,7 @@ func (e *Endpoint) Stats() Stats {
 		RAPFRefused:                    e.rapfRefused.Load(),
 		FaultsForged:                   c.Forged,
 		FaultsMalformed:                c.Malformed,
+		MessagesDropped:                dropped,
 	}
 }
 
@@ -306,7 +314,7 @@ func (e *Endpoint) Export(b []byte) (Remote, error) {
 // ExportVA returns a Remote that names length bytes at va for peers. It keeps nothing referenced,
 // and the memory need not be mapped yet. Errors match ErrRequest.
 func (e *Endpoint) ExportVA(va device.VA, length uint64) (Remote, error) {
-	r := Remote{Node: e.welcome.Node, PDID: e.welcome.PDID, Generation: e.welcome.Generation, VA: va, Len: length}
+	r := Remote{Node: e.welcome.Node, PDID: e.welcome.PDID, Generation: e.welcome.Generation, VA: va, Len: length, Interface: e.welcome.Interface}
 	if err := r.check(); err != nil {
 		return Remote{}, fmt.Errorf("exporting: %w: %w", ErrRequest, err)
 	}

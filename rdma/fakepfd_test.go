@@ -454,6 +454,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(pollEnv) != "" {
 		os.Exit(pollMain())
 	}
+	if os.Getenv(StormEnv) != "" {
+		os.Exit(StormMain())
+	}
 	os.Exit(m.Run())
 }
 

@@ -568,7 +568,24 @@ func TestRemote(t *testing.T) {
 	}
 }
 
+// The interface is the last field, and may be absent.
+func TestRemoteInterface(t *testing.T) {
+	const text = "exanet2:000001:0002:0000000a:00007f0012340000:0000000000001000"
+	for s, want := range map[string]uint8{text: 0, text + ":10": 16, text + ":1f": 31} {
+		r, err := ParseRemote(s)
+		if err != nil || r.Interface != want || r.String() != s {
+			t.Errorf("%s: %+v, %v", s, r, err)
+		}
+	}
+	for _, end := range []string{":00", ":0f", ":20", ":1F", ":1", ":010", ":10:", ":10:10"} {
+		if _, err := ParseRemote(text + end); !errors.Is(err, ErrRemote) {
+			t.Errorf("%s: %v", end, err)
+		}
+	}
+}
+
 func FuzzParseRemote(f *testing.F) {
+	f.Add("exanet2:3abcde:beef:a1b2c3d4:00007f0012345678:0000000000001001:1f")
 	f.Add("exanet2:3abcde:beef:a1b2c3d4:00007f0012345678:0000000000001001")
 	f.Add("exanet2:000000:0000:00000000:0000000000000000:ffffffffffffffff")
 	f.Add("exanet2::::::")

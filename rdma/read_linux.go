@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
 )
 
 // MaxReads is how many reads an endpoint may have open: as many as a domain has read channels
@@ -233,13 +234,7 @@ func (e *Endpoint) askLocked(s *readState, now time.Time) {
 		return
 	}
 	for c := range faultSend {
-		refused := e.pages.SendStatus(c) == device.PktzRefused
-		if e.pages.Send(c, s.t.node, device.MailboxRead, s.words[:]...) {
-			// busy tells which read was refused there.
-			if refused {
-				e.refusedLocked(c)
-			}
-			e.reads.taken(c)
+		if e.sendLocked(c, packetizer.Destination(s.t.node, device.MailboxRead, 0), 0, s.words[:]) {
 			s.busy = c
 			s.wait = pauses{}
 			s.due = now.Add(s.pause)
@@ -314,8 +309,9 @@ func (e *Endpoint) harvestReadsLocked() {
 	}
 }
 
-// takeMailLocked takes the answers of targets' firmware. It accepts them only from a source with
-// PDID 0, which no process has (spec/firmware.md).
+// takeMailLocked empties the mailbox's ring, whatever room the queues of messages have: a message
+// never delays an answer of a target's firmware. It accepts answers only from a source with PDID
+// 0, which no process has (spec/firmware.md).
 func (e *Endpoint) takeMailLocked() {
 	var m attach.Mail
 	for {
@@ -326,10 +322,13 @@ func (e *Endpoint) takeMailLocked() {
 		if full {
 			e.kickLocked()
 		}
-		src := mailbox.DecodeSource(m.Source)
-		a, err := mailbox.DecodeAnswer(m.Words[0])
+		a, node, ok := e.messages.put(&m)
+		if !ok {
+			e.messages.count()
+			continue
+		}
 		s := e.reads.open[int(a.Transaction)%MaxReads]
-		if err != nil || src.PDID != 0 || s == nil || s.tag != uint16(a.Transaction) || s.t.node != src.Node {
+		if s == nil || s.tag != uint16(a.Transaction) || s.t.node != node {
 			e.reads.strange++
 			continue
 		}

@@ -59,8 +59,11 @@ var (
 	ErrNoDaemon = attach.ErrNoDaemon
 	// ErrVersion says that the library and pfd have different versions.
 	ErrVersion = attach.ErrVersion
-	// ErrBusy says that all 32 channels have transfers in flight.
+	// ErrBusy says that all 32 channels have transfers in flight, or for a message that all
+	// channels of the packetizer are taken.
 	ErrBusy = errors.New("all channels busy")
+	// ErrRefused says that a message was refused by its receiver's node.
+	ErrRefused = errors.New("refused: the receiver's mailbox is full, the receiver does not admit this domain, or it has ended")
 	// ErrClosed says that the endpoint was closed.
 	ErrClosed = errors.New("endpoint closed")
 	// ErrRequest says that a request is invalid.

@@ -23,7 +23,7 @@ type mail struct {
 	next   int // words already read
 }
 
-// box is one mailbox, 64 messages deep. Boxes 0..2 belong to the firmware and are empty between
+// box is one mailbox, 64 messages deep, and as many of the firmware's deeper. Boxes 0..2 belong to the firmware and are empty between
 // two steps: the firmware's loop takes their messages at once.
 type box struct {
 	ring     []mail // allocated with the first message
@@ -32,11 +32,12 @@ type box struct {
 	overflow bool
 }
 
-func (b *box) put(m *mail) bool {
+// put adds a message unless most wait already.
+func (b *box) put(m *mail, most int) bool {
 	if b.ring == nil {
-		b.ring = make([]mail, device.MailboxDepth)
+		b.ring = make([]mail, 2*device.MailboxDepth)
 	}
-	if b.level == len(b.ring) {
+	if b.level >= most {
 		b.overflow = true
 		return false
 	}

@@ -32,7 +32,8 @@ const (
 	// DescriptorCopied: Words is a copy of the descriptor of Slot's Channel; its doorbell follows
 	// as a message.
 	DescriptorCopied
-	// MessageSent: Channel of packetizer Interface sends the first N Words to Destination.
+	// MessageSent: Channel of packetizer Interface sends the first N Words to Destination, with the
+	// sender's Number.
 	MessageSent
 	// QueueAccessed answers a QueueAccess: Access and OK.
 	QueueAccessed
@@ -53,6 +54,7 @@ type Event struct {
 	Destination   uint64
 	Words         [device.DescriptorWords]uint64
 	N             int
+	Number        uint16
 
 	Frame *wire.Frame
 }

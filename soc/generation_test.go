@@ -94,7 +94,7 @@ func TestMailOfAnotherGeneration(t *testing.T) {
 		}
 	}
 	p := newPair(t, Config{})
-	p.from.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(targetID, 18, nextGen), Words: [8]uint64{42}, N: 1})
+	p.from.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(targetID, 18, nextGen), Words: [8]uint64{42}, N: 1, Number: 0xbeef})
 	f := p.from.take(Transmit)[0].Frame
 	if f.SrcGeneration != ownGen || f.DstGeneration != nextGen {
 		t.Errorf("sent from generation %#x to %#x", f.SrcGeneration, f.DstGeneration)
@@ -106,6 +106,9 @@ func TestMailOfAnotherGeneration(t *testing.T) {
 	p.from.step(Event{Kind: FrameArrived, Frame: &late})
 	if got := p.from.n.PacketizerStatus(18, 0); got != device.PktzFree {
 		t.Errorf("the next domain sees STATUS %d", got)
+	}
+	if s, words, ok := p.from.n.TakeMail(18); ok {
+		t.Errorf("the next domain finds %+v %x in its mailbox", s, words)
 	}
 }
 
@@ -145,6 +148,23 @@ func TestReadsOfAnotherGeneration(t *testing.T) {
 	for _, a := range p.from.out {
 		if a.Kind == Walk || a.Kind == Transmit && a.Frame.Code != device.CodeDomain {
 			t.Errorf("data of the former domain's read: %+v", a)
+		}
+	}
+}
+
+// A process is told by a message of its own mailbox which of its messages another node has refused.
+func TestLateRefusal(t *testing.T) {
+	p := newPair(t, Config{})
+	for _, number := range []uint16{1, 0, 0xbeef} {
+		p.from.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(targetID, 18, nextGen), N: 1, Number: number})
+		p.to.step(Event{Kind: FrameArrived, Frame: p.from.take(Transmit)[0].Frame})
+		p.from.step(Event{Kind: FrameArrived, Frame: p.to.take(Transmit)[0].Frame})
+		s, words, ok := p.from.n.TakeMail(18)
+		if !ok || s.Node != targetID || s.PDID != 0 || s.Words != 1 || words[0] != (mailbox.Refusal{Number: number}).Encode() {
+			t.Errorf("message %d: the sender finds %+v %x, %v", number, s, words, ok)
+		}
+		if arrived := p.from.take(MailArrived); len(arrived) != 1 || arrived[0].Interface != 18 {
+			t.Errorf("announced as %+v", arrived)
 		}
 	}
 }

@@ -28,14 +28,14 @@ func (n *Node) driverMail() bool {
 // (spec/hardware.md 3): they send nothing here. For the others, the fields of PKTZ_CFG are
 // stamped over the payload's wired bits and sent beside the packet; the sender cannot change them
 // (messages.md 4).
-func (n *Node) send(iface, ch int, count uint64) {
+func (n *Node) send(iface, ch, count int, number uint16) {
 	c := &n.pktz[iface][ch]
 	c.use++
 	c.queued = false
 	cfg := n.pktzCfg[iface]
 	conf := packetizer.DecodeConfig(cfg)
 	node, box, generation := packetizer.SplitDestination(c.destination)
-	if n.ctrl&device.CtrlEnable == 0 || !conf.Enable || conf.PDID == device.PDIDFirmware || count == 0 || count > device.PktzMaxWords ||
+	if n.ctrl&device.CtrlEnable == 0 || !conf.Enable || conf.PDID == device.PDIDFirmware || count < 1 || count > device.PktzMaxWords ||
 		box == device.MailboxAck || box >= device.Interfaces ||
 		n.cfg.Route != nil && !n.cfg.Route(node) {
 		c.status = device.PktzRefused
@@ -48,6 +48,9 @@ func (n *Node) send(iface, ch int, count uint64) {
 		Kind: wire.Message, SrcNode: n.id, SrcInterface: uint8(iface), SrcPDID: conf.PDID,
 		SrcGeneration: n.wired(iface), DstGeneration: generation,
 		DstNode: node, DstMailbox: box, ID: device.TransactionID(uint16(ch) | uint16(c.use)<<2),
+	}
+	if iface >= device.MailboxProcess && box >= device.MailboxProcess {
+		f.Remaining = toldNumber | uint32(number)
 	}
 	f.Message, f.MessageLen = c.payload, uint8(count)
 	packetizer.Stamp(cfg, f.Message[:count])
@@ -89,8 +92,12 @@ func (n *Node) wired(iface int) device.Generation {
 	return 0
 }
 
-// message takes a Message frame from the link. A refusal goes back to the sender's STATUS as an
-// Ack frame with a message length (defined by this project).
+// toldNumber in Remaining of a Message frame says that the sender is a process that is told of a
+// refusal by a message of its own mailbox: [15:0] is then its number (defined by this project).
+const toldNumber = 1 << 16
+
+// message takes a Message frame from the link. A refusal goes back to the sender's STATUS, and to
+// a process's mailbox, as an Ack frame with a message length (defined by this project).
 func (n *Node) message(f *wire.Frame) {
 	if n.deliver(f) {
 		return
@@ -98,7 +105,7 @@ func (n *Node) message(f *wire.Frame) {
 	r := n.cfg.Pool.Frame()
 	r.Header = wire.Header{
 		Kind: wire.Ack, Epoch: f.Epoch, SrcNode: n.id, DstNode: f.SrcNode, DstMailbox: f.SrcInterface,
-		DstGeneration: f.SrcGeneration, ID: f.ID, Code: device.CodeBufferFull,
+		DstGeneration: f.SrcGeneration, ID: f.ID, Code: device.CodeBufferFull, Remaining: f.Remaining,
 	}
 	r.MessageLen = 1
 	n.counts[device.TXPackets]++
@@ -116,6 +123,20 @@ func (n *Node) refusalArrived(f *wire.Frame) {
 			n.queues.Tell(device.Event{Kind: device.EventRefused, Index: f.DstMailbox, Channel: uint8(f.ID % device.PktzChannels)})
 		}
 	}
+	if f.Remaining&toldNumber != 0 && f.DstMailbox >= device.MailboxProcess {
+		n.refused(int(f.DstMailbox), f.SrcNode, uint16(f.Remaining))
+	}
+}
+
+// refused tells the process of interface m that a node has refused its message of a number.
+func (n *Node) refused(m int, by device.NodeID, number uint16) {
+	r := wire.Frame{Header: wire.Header{SrcNode: by}, MessageLen: 1}
+	r.Message[0] = mailbox.Refusal{Number: number}.Encode()
+	if n.mboxCfg[m]&device.CfgEnable == 0 || !n.putMail(m, &r) {
+		n.counts[device.MboxRefused]++
+		return
+	}
+	n.out = append(n.out, Action{Kind: MailArrived, Interface: uint8(m)})
 }
 
 // deliver puts a message into its mailbox if its sender may write there (spec/hardware.md 3, "Who
@@ -184,7 +205,11 @@ func (n *Node) putMail(m int, f *wire.Frame) bool {
 		source: mailbox.Source{Node: f.SrcNode, Interface: f.SrcInterface, PDID: f.SrcPDID, Words: int(f.MessageLen)},
 		words:  f.Message,
 	}
-	ok := n.boxes[m].put(&msg)
+	most := device.MailboxDepth
+	if m >= device.MailboxProcess && f.SrcPDID == device.PDIDFirmware {
+		most *= 2 // messages of processes leave room for the firmware's answers
+	}
+	ok := n.boxes[m].put(&msg, most)
 	n.mailed = n.mailed || m < device.MailboxProcess
 	if ok && n.queues.Events() {
 		n.queues.TellMail(uint8(m))

@@ -115,7 +115,7 @@ func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 		p := &n.pktz[ev.Interface&(device.Interfaces-1)]
 		ch := &p[ev.Channel&(device.PktzChannels-1)]
 		ch.destination, ch.payload = ev.Destination, ev.Words
-		n.send(ev.Interface&(device.Interfaces-1), ev.Channel&(device.PktzChannels-1), uint64(ev.N))
+		n.send(ev.Interface&(device.Interfaces-1), ev.Channel&(device.PktzChannels-1), ev.N, ev.Number)
 	}
 	return n.settle()
 }

@@ -254,6 +254,36 @@ func TestMailboxDepth(t *testing.T) {
 	}
 }
 
+// A full mailbox of a process takes 64 answers of firmware more, and no message of a process.
+func TestMailboxLeavesRoomForAnswers(t *testing.T) {
+	b := newBench(t)
+	send := func() uint8 {
+		b.step(Event{Kind: MessageSent, Interface: 18, Destination: packetizer.Destination(5, 18, ownGen), N: 1})
+		return b.n.PacketizerStatus(18, 0)
+	}
+	for i := range device.MailboxDepth {
+		if s := send(); s != device.PktzFree {
+			t.Fatalf("message %d: STATUS %d", i, s)
+		}
+	}
+	for i := range device.MailboxDepth + 1 {
+		if s := send(); s != device.PktzRefused {
+			t.Fatalf("message %d more: STATUS %d", i, s)
+		}
+		f := &wire.Frame{MessageLen: 1, Header: wire.Header{
+			Kind: wire.Ack, SrcNode: 1, DstNode: 5, DstMailbox: 18, DstGeneration: ownGen, Remaining: 1<<16 | 7,
+		}}
+		refused := b.count(device.MboxRefused)
+		b.step(Event{Kind: FrameArrived, Frame: f})
+		if lost := b.count(device.MboxRefused) != refused; lost != (i == device.MailboxDepth) {
+			t.Fatalf("answer %d: lost %v", i, lost)
+		}
+	}
+	if s := b.n.Load(device.MBOX, 18*device.PageSize+device.MboxStatus, 8); s != 2*device.MailboxDepth|1<<16 {
+		t.Errorf("STATUS %#x", s)
+	}
+}
+
 // Messages are private to a process: they are dropped when its mailbox gets another reader.
 func TestMailboxOfTheNextDomain(t *testing.T) {
 	b := newBench(t)

@@ -80,7 +80,7 @@ func (h *queueHost) Command(c *device.Command) (device.Event, bool) {
 		ch := &n.pktz[c.Index][c.Channel]
 		ch.destination = c.Destination
 		copy(ch.payload[:], c.Words[:c.Count])
-		n.send(int(c.Index), int(c.Channel), uint64(c.Count))
+		n.send(int(c.Index), int(c.Channel), int(c.Count), 0)
 		ch.queued = true
 		if ch.status == device.PktzRefused {
 			return device.Event{Kind: device.EventRefused, Index: c.Index, Channel: c.Channel}, true

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/packetizer"
 )
 
 // caps returns this node's CAPS.
@@ -230,7 +231,8 @@ func (n *Node) storeRegister(t *device.Target, value, cleared, act uint64) {
 		case device.PktzDestination:
 			c.destination = value
 		case device.PktzSend:
-			n.send(iface, ch, act)
+			words, number := packetizer.SplitSend(act)
+			n.send(iface, ch, words, number)
 		default:
 			if i := (t.Offset - device.PktzPayload) / 8; i < device.PktzMaxWords {
 				c.payload[i] = value

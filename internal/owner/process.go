@@ -80,13 +80,17 @@ func (p *Process[S]) take(u User[S]) (any bool) {
 	if p.holds {
 		any = u.Room(p)
 	}
+	sent := false
 	for c := range device.PktzChannels {
 		if p.Pages.TakeSend(c, &p.message) {
-			any = true
+			sent = true
 			p.Pages.SetPktzStatus(c, u.Send(p, c, &p.message))
 		}
 	}
-	return any
+	if sent && p.Pages.Waiting() { // perhaps for the channel
+		p.Pages.Notify()
+	}
+	return any || sent
 }
 
 // Deliver moves messages into the process's ring until it is full, and wakes the process. next

@@ -140,7 +140,7 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 		u(uint64(ev.Slot), uint64(ev.Channel))
 		u(ev.Words[:]...)
 	case MessageSent:
-		u(uint64(ev.Interface), uint64(ev.Channel), ev.Destination, uint64(ev.N))
+		u(uint64(ev.Interface), uint64(ev.Channel), ev.Destination, uint64(ev.N), uint64(ev.Number))
 		u(ev.Words[:]...)
 	case QueueAccessed:
 		u(uint64(ev.Access), bit(ev.OK), uint64(len(r.Data)))
@@ -241,6 +241,7 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 	case MessageSent:
 		ev.Interface, ev.Channel = int(f.u(math.MaxInt32)), int(f.u(math.MaxInt32))
 		ev.Destination, ev.N = f.u(math.MaxUint64), int(f.u(math.MaxInt32))
+		ev.Number = uint16(f.u(math.MaxUint16))
 		f.words(&ev.Words)
 	case QueueAccessed:
 		ev.Access = uint32(f.u(math.MaxUint32))

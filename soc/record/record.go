@@ -22,10 +22,11 @@ import (
 //	1: without the firmware's options and Take
 //	2: an epoch of 16 bits, no generations, no access flags and external faults
 //	   of a walk, no byte counts of failed moves
-//	3: the current one
+//	3: no numbers of messages, and a process was not told of a late refusal
+//	4: the current one
 //
-// The machines of versions 1 and 2 were different: their runs cannot be replayed.
-const Version = 3
+// The machines of former versions were different: their runs cannot be replayed.
+const Version = 4
 
 // Errors of reading. Every error about a file's content matches one of them.
 var (

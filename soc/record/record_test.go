@@ -19,7 +19,7 @@ var errDisk = errors.New("no space left on device")
 
 // The header, encoded by hand: docs/record.md, "Header".
 const headerHex = "6578616e7265630a" + // "exanrec\n"
-	"0300" + "0200" + "0200" + "3000" + // version 3, SVA, 2 nodes, 48 bits
+	"0400" + "0200" + "0200" + "3000" + // version 4, SVA, 2 nodes, 48 bits
 	"78563412" + "1200" + "0000" + // epoch 0x12345678, without bypass and retransmission bit, zero
 	"0807060504030201" + // started
 	"0000000000000000000000000000000000000000000000000000000000000000"
@@ -37,7 +37,7 @@ var records = []struct {
 	{"02" + "00" + "00" + "07", Record{Kind: FrameArrived, At: 105, Frame: 2, Event: soc.Event{Kind: soc.FrameArrived}}},
 	{"05" + "00" + "02" + "0f" + "3f" + "0102030405060708", Record{Kind: DoorbellRung, At: 106, Event: soc.Event{Kind: soc.DoorbellRung, Slot: 15, Channel: 63, Words: [8]uint64{1, 2, 3, 4, 5, 6, 7, 8}}}},
 	{"06" + "00" + "00" + "00" + "41" + "0000000000000080" + "01", Record{Kind: DescriptorCopied, At: 106, Event: soc.Event{Kind: soc.DescriptorCopied, Channel: 65, Words: [8]uint64{7: 128}}}},
-	{"07" + "00" + "00" + "10" + "03" + "81808008" + "01" + "aa01" + "00000000000000", Record{Kind: MessageSent, At: 106, Event: soc.Event{Kind: soc.MessageSent, Interface: 16, Channel: 3, Destination: 1<<24 | 1, N: 1, Words: [8]uint64{170}}}},
+	{"07" + "00" + "00" + "10" + "03" + "81808008" + "01" + "ac02" + "aa01" + "00000000000000", Record{Kind: MessageSent, At: 106, Event: soc.Event{Kind: soc.MessageSent, Interface: 16, Channel: 3, Destination: 1<<24 | 1, N: 1, Number: 300, Words: [8]uint64{170}}}},
 	{"08" + "01" + "00" + "8101" + "01" + "03" + "0180ff", Record{Kind: QueueAccessed, Node: 1, At: 106, Data: []byte{1, 128, 255}, Event: soc.Event{Kind: soc.QueueAccessed, Access: 129, OK: true}}},
 	{"08" + "01" + "00" + "8201" + "00" + "00", Record{Kind: QueueAccessed, Node: 1, At: 106, Event: soc.Event{Kind: soc.QueueAccessed, Access: 130}}},
 	{"20" + "01" + "00" + "8020" + "04", Record{Kind: Load, Node: 1, At: 106, Window: device.PL, Offset: 0x1000, Width: 4}},
@@ -101,8 +101,8 @@ func TestBroken(t *testing.T) {
 		"empty":                    {nil, ErrFormat},
 		"short":                    {head[:63], ErrFormat},
 		"another file":             {changed(0, 'E'), ErrFormat},
-		"another version":          {changed(8, 4), ErrVersion},
-		"former version":           {changed(8, 2), ErrVersion},
+		"another version":          {changed(8, 5), ErrVersion},
+		"former version":           {changed(8, 3), ErrVersion},
 		"unknown option":           {changed(20, 64), ErrFormat},
 		"unknown flag":             {changed(10, 16), ErrFormat},
 		"no node":                  {changed(12, 0), ErrFormat},

@@ -283,15 +283,15 @@ func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 	for i, w := range msg.Words[:msg.N] {
 		ok = ok && post(device.PktzPayload+8*uint64(i), w)
 	}
-	if !ok || !post(device.PktzSend, uint64(msg.N)) {
+	if !ok || !post(device.PktzSend, packetizer.Send(msg.N, msg.Number)) {
 		return device.PktzRefused
 	}
 	v, err := l.fn.Read(int(device.PKTZ), page+device.PktzStatus, 8)
 	if err != nil {
 		return device.PktzRefused
 	}
-	if v != device.PktzRefused && msg.Mailbox == device.MailboxRead {
-		s.mail.due = true
+	if v != device.PktzRefused && (msg.Mailbox == device.MailboxRead || msg.Mailbox >= device.MailboxProcess) {
+		s.mail.due = true // an answer may come
 	}
 	return v
 }

@@ -24,6 +24,9 @@ type Message struct {
 	N         int // words
 	// Words are the message's N words. Bits [17:2] of the first are zero.
 	Words [MaxMessageWords]uint64
+	// Refused, if not 0, is the number of a message of this endpoint that Node has refused; N is
+	// then 0. Only a handler (Endpoint.Handle) sees it: Receive returns a *RefusedError.
+	Refused uint32
 }
 
 // RefusedError is the error of a message that its receiver's node has refused. It matches
@@ -77,46 +80,65 @@ func (q *fifo[T]) take() (v T, ok bool) {
 	return v, true
 }
 
-// inbox sorts the messages of a process's mailbox: those of processes by kind, and the refusals of
-// its own messages. The firmware's answers to reads are returned to the caller.
+// inbox sorts the messages of a process's mailbox: those of processes and the refusals of its own
+// messages, by kind. The firmware's answers to reads are returned to the caller.
 type inbox struct {
-	program, stream, connection, memory fifo[Message]
-	refusals                            fifo[RefusedError]
-	last                                uint32 // number of the message that was sent last
-	dropped                             uint64 // a queue was full, or the kind is reserved
+	kinds   [kinds]kindBox
+	dropped uint64 // a queue was full, or the kind is reserved
 }
 
-func (b *inbox) queue(k mailbox.Kind) *fifo[Message] {
-	switch k {
-	case mailbox.KindProgram:
-		return &b.program
-	case mailbox.KindStream:
-		return &b.stream
-	case mailbox.KindConnection:
-		return &b.connection
-	case mailbox.KindMemory:
-		return &b.memory
-	}
-	return nil
+// kindBox is the messages of one kind.
+type kindBox struct {
+	messages fifo[Message]
+	refusals fifo[Message] // with Refused
+	last     uint32        // number of the message that was sent last
 }
 
-// len returns the number of messages and refusals that wait.
-func (b *inbox) len() int {
-	return b.program.len() + b.stream.len() + b.connection.len() + b.memory.len() + b.refusals.len()
-}
-
-// next returns the number of the next message. It is never 0.
-func (b *inbox) next() uint32 { return b.last%maxNumber + 1 }
+// kinds is the number of kinds, in their order. The process's number of a message, in SEND, has
+// the kind's index above numberBits bits of the message's number (defined by this project).
+const (
+	kinds      = 4
+	numberBits = 14
+)
 
 // maxNumber is the largest number of a message; 1 follows it. libexanet returns numbers as int.
 const maxNumber = 1<<31 - 1
 
-// full returns the number of a message from its low 16 bits: that of the last one sent that has
+func kindIndex(k mailbox.Kind) int {
+	if k == mailbox.KindProgram {
+		return 0
+	}
+	return int(k-mailbox.KindStream) + 1
+}
+
+// box returns the messages of a kind, nil if the kind is reserved.
+func (b *inbox) box(k mailbox.Kind) *kindBox {
+	if !k.Valid() {
+		return nil
+	}
+	return &b.kinds[kindIndex(k)]
+}
+
+// next returns the number of the next message of a kind, never 0, and what SEND says of it.
+func (b *inbox) next(k mailbox.Kind) (number uint32, send uint16) {
+	number = b.box(k).last%maxNumber + 1
+	return number, uint16(kindIndex(k)<<numberBits) | uint16(number&(1<<numberBits-1))
+}
+
+// number returns the number of a message from its low bits: that of the last one sent that has
 // them.
-func (b *inbox) full(low uint16) uint32 {
-	n := b.last - uint32(uint16(b.last)-low)
+func (b *kindBox) number(low uint16) uint32 {
+	n := b.last - (b.last-uint32(low))&(1<<numberBits-1)
 	if n == 0 || n > maxNumber { // before 1 is maxNumber
 		n += maxNumber
+	}
+	return n
+}
+
+// len returns the number of messages and refusals that wait.
+func (b *inbox) len() (n int) {
+	for i := range b.kinds {
+		n += b.kinds[i].messages.len() + b.kinds[i].refusals.len()
 	}
 	return n
 }
@@ -129,13 +151,14 @@ func (b *inbox) put(m *attach.Mail) (a mailbox.Ack, node device.NodeID, answer b
 		n := Message{Node: src.Node, Interface: src.Interface, PDID: src.PDID, N: min(src.Words, MaxMessageWords)}
 		copy(n.Words[:n.N], m.Words[:])
 		n.Words[0] &^= mailbox.WiredBits
-		if q := b.queue(mailbox.KindOf(m.Words[0])); n.N == 0 || q == nil || !q.put(&n) {
+		if k := b.box(mailbox.KindOf(m.Words[0])); n.N == 0 || k == nil || !k.messages.put(&n) {
 			b.dropped++
 		}
 		return a, 0, false
 	}
 	if r, err := mailbox.DecodeRefusal(m.Words[0]); err == nil {
-		b.refuse(b.full(r.Number), src.Node)
+		k := &b.kinds[r.Number>>numberBits]
+		b.refuse(k, k.number(r.Number), src.Node)
 		return a, 0, false
 	}
 	a, err := mailbox.DecodeAnswer(m.Words[0])
@@ -146,8 +169,17 @@ func (b *inbox) put(m *attach.Mail) (a mailbox.Ack, node device.NodeID, answer b
 }
 
 // refuse records a late refusal.
-func (b *inbox) refuse(number uint32, node device.NodeID) {
-	if !b.refusals.put(&RefusedError{Number: number, Node: node, Late: true}) {
+func (b *inbox) refuse(k *kindBox, number uint32, node device.NodeID) {
+	if !k.refusals.put(&Message{Node: node, Refused: number}) {
 		b.dropped++
 	}
+}
+
+// take takes the next message of a kind, refusals first.
+func (b *inbox) take(k mailbox.Kind) (Message, bool) {
+	box := b.box(k)
+	if m, ok := box.refusals.take(); ok {
+		return m, true
+	}
+	return box.messages.take()
 }

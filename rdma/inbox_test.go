@@ -38,13 +38,15 @@ func TestInbox(t *testing.T) {
 		"answer":               {mail: mailOf(0, 1, mailbox.Ack{Transaction: 5}.Encode()), answer: true},
 		"firmware's other one": {mail: mailOf(0, 1, uint64(mailbox.OpRAPF)), dropped: 1},
 	} {
-		b := inbox{last: 9}
+		var b inbox
+		b.kinds[0].last = 9
 		a, node, answer := b.put(c.mail)
 		if answer != c.answer || answer && (a.Transaction != 5 || node != 3) {
 			t.Errorf("%s: answer %v, %+v of node %d", name, answer, a, node)
 		}
-		if b.program.len() != c.program || b.stream.len() != c.stream || b.connection.len() != c.connection || b.memory.len() != c.memory ||
-			b.refusals.len() != c.refusals || b.dropped != uint64(c.dropped) {
+		k := &b.kinds
+		if k[0].messages.len() != c.program || k[1].messages.len() != c.stream || k[2].messages.len() != c.connection || k[3].messages.len() != c.memory ||
+			k[0].refusals.len() != c.refusals || b.dropped != uint64(c.dropped) {
 			t.Errorf("%s: %+v", name, b)
 		}
 	}
@@ -54,7 +56,7 @@ func TestInbox(t *testing.T) {
 func TestInboxMessage(t *testing.T) {
 	var b inbox
 	b.put(mailOf(0xffff, 2, 0xab00000000000003|mailbox.WiredBits, 7, 8))
-	m, ok := b.program.take()
+	m, ok := b.take(mailbox.KindProgram)
 	if !ok || m != (Message{Node: 3, Interface: 17, PDID: 0xffff, N: 2, Words: [8]uint64{0xab00000000000003, 7}}) {
 		t.Errorf("%+v, %v", m, ok)
 	}
@@ -66,24 +68,24 @@ func TestInboxFull(t *testing.T) {
 	for i := range uint64(messagesKept + 10) {
 		b.put(mailOf(1, 2, 0, i))
 	}
-	if b.program.len() != messagesKept || b.dropped != 10 {
-		t.Fatalf("%d kept, %d dropped", b.program.len(), b.dropped)
+	if b.kinds[0].messages.len() != messagesKept || b.dropped != 10 {
+		t.Fatalf("%d kept, %d dropped", b.kinds[0].messages.len(), b.dropped)
 	}
 	if _, _, ok := b.put(mailOf(0, 1, mailbox.Ack{}.Encode())); !ok {
 		t.Error("an answer is dropped with the messages")
 	}
-	if b.put(mailOf(1, 1, 12<<18)); b.stream.len() != 1 {
+	if b.put(mailOf(1, 1, 12<<18)); b.kinds[1].messages.len() != 1 {
 		t.Error("a message of another kind is dropped")
 	}
 	for i := range uint64(3 * messagesKept) { // one is taken for each that comes
-		m, ok := b.program.take()
+		m, ok := b.take(mailbox.KindProgram)
 		if want := i; !ok || i < messagesKept && m.Words[1] != want || i >= messagesKept && m.Words[1] != i+1000 {
 			t.Fatalf("message %d: %v, %v", i, m.Words[1], ok)
 		}
 		b.put(mailOf(1, 2, 0, i+messagesKept+1000))
 	}
-	if b.program.len() != messagesKept || cap(b.program.list) > 2*messagesKept {
-		t.Errorf("%d messages in room for %d", b.program.len(), cap(b.program.list))
+	if b.kinds[0].messages.len() != messagesKept || cap(b.kinds[0].messages.list) > 2*messagesKept {
+		t.Errorf("%d messages in room for %d", b.kinds[0].messages.len(), cap(b.kinds[0].messages.list))
 	}
 }
 
@@ -91,16 +93,27 @@ func TestInboxNumbers(t *testing.T) {
 	for _, c := range []struct {
 		last, want uint32
 	}{
-		{1, 1}, {9, 1}, {0xffff, 1}, {0x10000, 0x10000}, {0x10000, 1}, {0x12345, 0x12345}, {0x12345, 0x2346},
-		{maxNumber, maxNumber}, {maxNumber, maxNumber - 0xffff},
+		{1, 1}, {9, 1}, {0x3fff, 1}, {0x4000, 0x4000}, {0x4000, 1}, {0x12345, 0x12345}, {0x12345, 0xe346},
+		{maxNumber, maxNumber}, {maxNumber, maxNumber - 0x3fff},
 	} {
-		b := inbox{last: c.last}
-		if got := b.full(uint16(c.want)); got != c.want {
+		b := kindBox{last: c.last}
+		if got := b.number(uint16(c.want & 0x3fff)); got != c.want {
 			t.Errorf("after %#x: %#x becomes %#x", c.last, c.want, got)
 		}
 	}
-	if b := (inbox{last: maxNumber}); b.next() != 1 {
-		t.Errorf("after the largest number comes %d", b.next())
+	for k, want := range map[mailbox.Kind]uint16{mailbox.KindProgram: 1, mailbox.KindStream: 0x4001, mailbox.KindConnection: 0x8001, mailbox.KindMemory: 0xc001} {
+		var b inbox
+		if number, send := b.next(k); number != 1 || send != want {
+			t.Errorf("kind %d: number %d, %#x in SEND", k, number, send)
+		}
+		b.box(k).last = maxNumber
+		if number, send := b.next(k); number != 1 || send != want {
+			t.Errorf("kind %d, after the largest number: %d, %#x in SEND", k, number, send)
+		}
+		b.put(mailOf(0, 1, mailbox.Refusal{Number: want}.Encode()))
+		if m, ok := b.take(k); !ok || m.Refused != maxNumber-0x3ffe || m.Node != 3 {
+			t.Errorf("kind %d: refusal %+v, %v", k, m, ok)
+		}
 	}
 	if e := error(&RefusedError{Number: 7}); !errors.Is(e, ErrRefused) {
 		t.Errorf("%v", e)
@@ -116,20 +129,24 @@ func FuzzInbox(f *testing.F) {
 				m.Words[i] = binary.LittleEndian.Uint64(b[8*i:])
 			}
 		}
-		in := inbox{last: last & maxNumber}
+		var in inbox
+		for i := range in.kinds {
+			in.kinds[i].last = last & maxNumber
+		}
 		_, _, answer := in.put(&m)
 		kept := in.len() + int(in.dropped)
 		firmware := source>>32&0xffff == 0
 		if answer == (kept == 1) || kept > 1 || answer && !firmware {
 			t.Errorf("answer %v, %d kept or dropped", answer, kept)
 		}
-		for _, q := range []*fifo[Message]{&in.program, &in.stream, &in.connection, &in.memory} {
-			if g, ok := q.take(); ok && (firmware || g.N < 1 || g.N > MaxMessageWords || g.Words[0]&mailbox.WiredBits != 0) {
-				t.Errorf("%+v", g)
+		for _, k := range []mailbox.Kind{mailbox.KindProgram, mailbox.KindStream, mailbox.KindConnection, mailbox.KindMemory} {
+			m, ok := in.take(k)
+			if ok && (m.Refused != 0) != firmware {
+				t.Errorf("%+v", m)
 			}
-		}
-		if r, ok := in.refusals.take(); ok && (!firmware || r.Number == 0 || r.Number > maxNumber) {
-			t.Errorf("%+v", r)
+			if ok && firmware && m.Refused > maxNumber || ok && !firmware && (m.N < 1 || m.N > MaxMessageWords || m.Words[0]&mailbox.WiredBits != 0) {
+				t.Errorf("%+v", m)
+			}
 		}
 	})
 }

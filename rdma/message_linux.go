@@ -28,6 +28,7 @@ type messages struct {
 type sentMessage struct {
 	number uint32
 	node   device.NodeID
+	kind   mailbox.Kind
 	left   bool // its Send has returned
 }
 
@@ -37,10 +38,9 @@ const firstMessage = 1
 
 // Send sends a message of one to eight words to the process that exported to: two stores and no
 // system call while pfd is awake. It returns the message's number, which counts the endpoint's
-// messages from 1, once the node has taken the message. Messages are not reliable: the receiver's
+// messages of its kind from 1, once the node has taken the message. Messages are not reliable: the receiver's
 // mailbox has room for 64, and a receiver on another node may refuse one after Send has returned.
-// A later Send or Receive then returns a *RefusedError with Late set, and has neither sent nor
-// received anything.
+// Receive then returns a *RefusedError with Late set.
 //
 // Bits [17:2] of the first word belong to the node and must be zero, and bits [23:18] are the
 // message's kind: zero, except in the messages of this module's own packages.
@@ -121,7 +121,7 @@ func (e *Endpoint) waitTaken(ctx context.Context, c int) error {
 }
 
 // publish writes a message to a channel of the packetizer, and returns the channel; it is negative
-// if all are taken. It does not publish while a late refusal waits to be told.
+// if all are taken.
 func (e *Endpoint) publish(to *Remote, words []uint64) (c int, number uint32, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -130,16 +130,13 @@ func (e *Endpoint) publish(to *Remote, words []uint64) (c int, number uint32, er
 	}
 	e.settleMessagesLocked()
 	e.takeMailLocked()
-	if err := e.refusalLocked(); err != nil {
-		return -1, 0, err
-	}
-	b := &e.messages
-	number = b.next()
+	b, kind := &e.messages, mailbox.KindOf(words[0])
+	number, send := b.next(kind)
 	destination := packetizer.Destination(to.Node, to.Interface, to.Generation)
 	for c := faultSend - 1; c >= firstMessage; c-- {
-		if e.sendLocked(c, destination, uint16(number), words) {
-			b.last = number
-			b.channels[c] = sentMessage{number: number, node: to.Node}
+		if e.sendLocked(c, destination, send, words) {
+			b.box(kind).last = number
+			b.channels[c] = sentMessage{number: number, node: to.Node, kind: kind}
 			e.kickLocked()
 			return c, number, nil
 		}
@@ -176,20 +173,11 @@ func (e *Endpoint) settleMessagesLocked() {
 		case device.PktzBusy:
 			continue
 		case device.PktzRefused:
-			e.messages.refuse(m.number, m.node)
+			e.messages.refuse(e.messages.box(m.kind), m.number, m.node)
+			e.messages.count()
 		}
 		*m = sentMessage{}
 	}
-}
-
-// refusalLocked takes the first late refusal.
-func (e *Endpoint) refusalLocked() error {
-	r, ok := e.messages.refusals.take()
-	if !ok {
-		return nil
-	}
-	e.messages.count()
-	return &r
 }
 
 // count stores the number of waiting messages and refusals.
@@ -201,14 +189,18 @@ func (b *messages) count() { b.waiting.Store(int32(b.len())) }
 //
 // An endpoint keeps 1024 messages; further ones are dropped and counted (Stats.MessagesDropped).
 func (e *Endpoint) Receive(ctx context.Context) (Message, error) {
-	return e.receive(ctx, mailbox.KindProgram)
+	m, err := e.receive(ctx, mailbox.KindProgram)
+	if m.Refused != 0 {
+		return Message{}, &RefusedError{Number: m.Refused, Node: m.Node, Late: true}
+	}
+	return m, err
 }
 
 func (e *Endpoint) receive(ctx context.Context, k mailbox.Kind) (m Message, err error) {
 	var ok bool
 	for began := time.Now(); ; {
-		if m, ok, err = e.nextMessage(k); ok || err != nil {
-			return m, err
+		if m, ok = e.nextMessage(k); ok {
+			return m, nil
 		}
 		if err := ctx.Err(); err != nil {
 			return m, err
@@ -218,34 +210,29 @@ func (e *Endpoint) receive(ctx context.Context, k mailbox.Kind) (m Message, err 
 		}
 	}
 	// All that arrives changes EVENT.
-	gone := e.waitUntil(ctx, sleepCap, sleepCap, func() bool {
-		m, ok, err = e.nextMessage(k)
-		return ok || err != nil
+	err = e.waitUntil(ctx, sleepCap, sleepCap, func() bool {
+		m, ok = e.nextMessage(k)
+		return ok
 	})
-	if gone != nil {
-		return m, fmt.Errorf("receiving a message: %w", gone)
+	if err != nil {
+		err = fmt.Errorf("receiving a message: %w", err)
 	}
 	return m, err
 }
 
-// nextMessage takes the next message of a kind, or with the program's kind a late refusal. It
-// takes no lock if nothing waits.
-func (e *Endpoint) nextMessage(k mailbox.Kind) (m Message, ok bool, err error) {
+// nextMessage takes the next message of a kind. It takes no lock if none waits.
+func (e *Endpoint) nextMessage(k mailbox.Kind) (Message, bool) {
 	b := &e.messages
 	if b.waiting.Load() == 0 && !e.pages.HasMail() {
-		return m, false, nil
+		return Message{}, false
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.settleMessagesLocked()
 	e.takeMailLocked()
-	if k == mailbox.KindProgram {
-		if err := e.refusalLocked(); err != nil {
-			return m, false, err
-		}
-	}
-	m, ok = b.queue(k).take()
+	m, ok := b.take(k)
 	b.count()
-	return m, ok, nil
+	return m, ok
 }
 
 // Handle makes a goroutine of the endpoint call f with each message of a kind, in the order of

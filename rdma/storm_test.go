@@ -104,30 +104,19 @@ type stormState struct {
 	sent  map[uint32]parcel
 }
 
-// send sends a parcel, and first those whose refusal is reported meanwhile.
+// send sends a parcel, again while it is refused at once.
 func (s *stormState) send(ctx context.Context, p parcel) error {
-	for list := []parcel{p}; len(list) > 0; {
-		p := list[len(list)-1]
-		s.mu.Lock() // so that a refusal is looked up after its message is recorded
+	for {
+		s.mu.Lock() // so that a late refusal is looked up after its message is recorded
 		number, err := s.e.Send(ctx, s.peers[p.peer], 0, uint64(s.own), p.seq)
-		var r *RefusedError
-		switch {
-		case err == nil:
+		if err == nil {
 			s.sent[number] = p
-			list = list[:len(list)-1]
-		case errors.As(err, &r) && r.Late:
-			list = append(list, s.sent[r.Number])
-			delete(s.sent, r.Number)
-			err = nil
-		case errors.As(err, &r):
-			err = nil // now full: again
 		}
 		s.mu.Unlock()
-		if err != nil {
+		if !errors.Is(err, ErrRefused) {
 			return err
 		}
 	}
-	return nil
 }
 
 func (s *stormState) receive(ctx context.Context, count int) error {

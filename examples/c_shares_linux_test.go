@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/exanet/pfd/device/pagein"
+	"github.com/exanet/pfd/internal/folios/foliotest"
 )
 
 // The library's resources in a process end with the attachment, or with exanet_unshare, even if a
@@ -54,6 +56,32 @@ func TestThreadSanitizer(t *testing.T) {
 	for range 20 {
 		if out, err := exec.CommandContext(t.Context(), bin, client.Socket()).CombinedOutput(); err != nil || len(out) > 0 {
 			t.Fatalf("%v: %s", err, out)
+		}
+	}
+}
+
+// Memory of exanet_alloc comes in by folios with EXANET_FOLIOS where that is possible, else by single
+// pages, and exanet_folio says which.
+func TestFolios(t *testing.T) {
+	for _, flags := range [][]string{nil, {"-fsanitize=address,undefined", "-fno-omit-frame-pointer"}} {
+		dir := public(t)
+		library(t, dir, flags...)
+		bin, client := compile(t, dir, filepath.Join("..", "testdata", "folios"), flags...), start(t)
+		for _, c := range []struct {
+			kib    int
+			method pagein.Method
+			want   string // pages of a folio, or words of why there is none
+		}{
+			{0, pagein.GUP, "hugepages-64kB/shmem_enabled"}, {16, pagein.Touch, "4"}, {64, pagein.Touch, "16"}, {256, pagein.Touch, "64"},
+			{64, pagein.Populate, "16"}, {64, pagein.UFFD, "method uffd"}, {64, pagein.GUP, "this pfd"},
+		} {
+			t.Run(fmt.Sprint(strings.Join(flags, ""), c.kib, c.method, c.want), func(t *testing.T) {
+				foliotest.Set(t, c.kib)
+				out, err := exec.CommandContext(t.Context(), bin, client.Socket(), fmt.Sprint(uint8(c.method)), c.want).CombinedOutput()
+				if err != nil || len(out) > 0 {
+					t.Errorf("%v: %s", err, out)
+				}
+			})
 		}
 	}
 }

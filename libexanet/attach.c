@@ -424,40 +424,29 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	return 0;
 }
 
-/* remember_private records that memory of exanet_alloc is not shared: 0, or -ENOMEM. */
-static int remember_private(exanet *e, void *address)
+struct buffer buffer_at(exanet *e, const void *address, bool drop)
 {
-	struct private *p = malloc(sizeof *p);
-	if (!p)
-		return fail(ENOMEM, "no memory");
-	p->address = address;
+	struct buffer found = { 0 };
 	pthread_mutex_lock(&e->messages);
-	p->next = e->private;
-	e->private = p;
+	struct buffer **at = &e->buffers, *b;
+	while ((b = *at) && b->address != address)
+		at = &b->next;
+	if (b) {
+		found = *b;
+		if (drop) {
+			*at = b->next;
+			free(b);
+		}
+	}
 	pthread_mutex_unlock(&e->messages);
-	return 0;
-}
-
-/* forget_private reports whether memory is recorded as private, and removes the record. */
-static bool forget_private(exanet *e, const void *address)
-{
-	pthread_mutex_lock(&e->messages);
-	struct private **at = &e->private, *p;
-	while ((p = *at) && p->address != address)
-		at = &p->next;
-	const bool found = p;
-	if (found)
-		*at = p->next;
-	pthread_mutex_unlock(&e->messages);
-	free(p);
 	return found;
 }
 
 /* release frees the parts of an attachment that no other process has, and the attachment itself. */
 static void release(exanet *e)
 {
-	for (struct private *p; (p = e->private); free(p))
-		e->private = p->next;
+	for (struct buffer *b; (b = e->buffers); free(b))
+		e->buffers = b->next;
 	munmap(e->own, 4096);
 	free(e);
 }
@@ -582,7 +571,8 @@ static int bounds(exanet *e, int type, void *address, size_t size, int fd)
  * overlaps another share, which transfers would access. */
 static int sooner(const exanet *e, int error) { return e->info.sva && error != -ENOTCONN && error != -EINVAL ? 0 : error; }
 
-int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset, int writable)
+/* share is exanet_share of memory that comes in by folio pages; an older pfd makes it SINGLE_PFD. */
+static int share(exanet *e, void *address, size_t size, int fd, uint64_t offset, int writable, int *folio)
 {
 	UNCANCELLED;
 	unsigned char m[SHARE_SIZE];
@@ -596,7 +586,13 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	const bool may = (e->info.sva || e->info.method != EXANET_UFFD) && !(e->flags & EXANET_NO_USERFAULTFD);
 	const int watched = may ? watch(address, size) : -1;
 	put(m + 96, 4, (writable ? 1 : 0) | (watched < 0 ? 0 : 2));
+	put(m + 100, 2, *folio > 1 ? *folio : 0);
 	int error = question(e, m, sizeof m, fd, watched);
+	if (error == -EPROTO && *folio > 1) {
+		*folio = SINGLE_PFD;
+		put(m + 100, 2, 0);
+		error = question(e, m, sizeof m, fd, watched);
+	}
 	if (watched >= 0) {
 		if (error)
 			uffd_unregister(watched, address, size);
@@ -611,6 +607,12 @@ int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	if (!error && !(e->flags & EXANET_DUMP))
 		madvise(address, size, MADV_DONTDUMP);	/* a dump would page in all of it */
 	return error;
+}
+
+int exanet_share(exanet *e, void *address, size_t size, int fd, uint64_t offset, int writable)
+{
+	int folio = 0;
+	return share(e, address, size, fd, offset, writable, &folio);
 }
 
 int exanet_unshare(exanet *e, void *address, size_t size)
@@ -688,7 +690,7 @@ static int make_memory(size_t size)
 	return -1;
 }
 
-void *exanet_alloc(exanet *e, size_t size)
+static void *alloc(exanet *e, size_t size, bool folios)
 {
 	UNCANCELLED;
 	int fd = -1, error = 0;
@@ -702,19 +704,31 @@ void *exanet_alloc(exanet *e, size_t size)
 		fail(EINVAL, "a buffer of 0 bytes");
 		return NULL;
 	}
+	struct buffer *b = calloc(1, sizeof *b);
+	if (!b) {
+		fail(ENOMEM, "no memory");
+		return NULL;
+	}
 	/* Without a memfd, by a limit or a filter, a device with sva still accesses the memory, only more
 	 * slowly. */
-	if (!unshared(e) && (fd = make_memory(size)) < 0 && !e->info.sva)
+	if (!unshared(e) && (fd = make_memory(size)) < 0 && !e->info.sva) {
+		free(b);
 		return NULL;
-	p = mmap(NULL, size, PROT_READ | PROT_WRITE, (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, 0);
+	}
+	b->private = fd < 0 && !unshared(e);
+	if (folios)
+		b->folio = e->info.method == EXANET_UFFD ? SINGLE_UFFD : fd < 0 ? SINGLE_PRIVATE : 1;
+	p = b->folio > 0 ? map_folios(size, fd) :
+		mmap(NULL, size, PROT_READ | PROT_WRITE, (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, 0);
 	if (p == MAP_FAILED) {
 		fail(errno, "a buffer of %zu bytes: %m", size);
 		p = NULL;
-	} else if (fd >= 0) {
-		forget_private(e, p);	/* the caller unmapped it itself */
-		error = exanet_share(e, p, size, fd, 0, 1);
-	} else if (!unshared(e)) {
-		error = remember_private(e, p);
+	} else {
+		buffer_at(e, p, true);	/* the caller unmapped it itself */
+		if (b->folio > 0)
+			b->folio = folio_of(p, size, fd);
+		if (fd >= 0)
+			error = share(e, p, size, fd, 0, 1, &b->folio);
 	}
 	if (fd >= 0)
 		close(fd);	/* the mapping and pfd keep the file */
@@ -726,8 +740,19 @@ void *exanet_alloc(exanet *e, size_t size)
 	}
 	if (p && !(e->flags & EXANET_DUMP))
 		madvise(p, size, MADV_DONTDUMP);
+	if (!p || !(b->private || b->folio)) {
+		free(b);
+		return p;
+	}
+	b->address = p;
+	pthread_mutex_lock(&e->messages);
+	b->next = e->buffers;
+	e->buffers = b;
+	pthread_mutex_unlock(&e->messages);
 	return p;
 }
+
+void *exanet_alloc(exanet *e, size_t size) { return alloc(e, size, e->flags & EXANET_FOLIOS); }
 
 int exanet_free(exanet *e, void *p, size_t size)
 {
@@ -735,10 +760,11 @@ int exanet_free(exanet *e, void *p, size_t size)
 	if (inherited(e))
 		return munmap(p, whole(size)) ? fail(errno, "free a buffer: %m") : 0;
 	int error = e->info.method == EXANET_UFFD ? exanet_unregister(e, p, whole(size)) : 0;
-	if (!error && !unshared(e) && !forget_private(e, p))
+	if (!error && !unshared(e) && !buffer_at(e, p, false).private)
 		error = exanet_unshare(e, p, whole(size));
 	if (error && error != -ENOTCONN)	/* an attachment that has ended no longer shares it */
 		return error;
+	buffer_at(e, p, true);
 	return munmap(p, whole(size)) ? fail(errno, "free a buffer: %m") : 0;
 }
 
@@ -750,7 +776,7 @@ int make_words(exanet *e)
 	if (unshared(e))
 		e->words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	else
-		e->words = exanet_alloc(e, 4096);
+		e->words = alloc(e, 4096, false);
 	if (e->words == MAP_FAILED || !e->words) {
 		e->words = NULL;
 		return -ENOMEM;

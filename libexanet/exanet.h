@@ -47,7 +47,11 @@ enum {
 	/* Do not register shared memory with the library's userfaultfd, for a program that registers its
 	 * own. Missing pages are then paged in like other memory, and after an munmap without exanet_unshare
 	 * transfers silently access the memory that was shared. */
-	EXANET_NO_USERFAULTFD = 8
+	EXANET_NO_USERFAULTFD = 8,
+	/* Let the kernel bring in memory of exanet_alloc by folios, blocks of more than a page, if its
+	 * setting allows it (exanetctl doctor): absent memory then comes in faster, and memory that is
+	 * touched sparsely takes more. exanet_folio returns what a buffer has. */
+	EXANET_FOLIOS = 16
 };
 
 struct exanet_options {
@@ -137,6 +141,10 @@ int exanet_prefetch(exanet *, void *, size_t, int write);
  * file (ulimit -f, a seccomp filter). On failure it returns NULL: see exanet_error(). The memory is absent
  * until its first use, except under mlockall(2) with MCL_FUTURE. A forked child shares it and has no copy. */
 void *exanet_alloc(exanet *, size_t);
+/* Returns how many pages of memory of exanet_alloc come in together at the first touch of one: 1 without
+ * EXANET_FOLIOS. -EOPNOTSUPP: single pages, although the attachment has that flag; exanet_error() says why. The
+ * memory can be used all the same. */
+int exanet_folio(exanet *, const void *);
 /* The memory must not be mapped over before. If exanet_free fails, the memory stays. */
 int exanet_free(exanet *, void *, size_t);
 /* Shares whole pages of a memfd, sealed against shrinking, that is mapped shared at address. With sva

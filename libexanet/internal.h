@@ -35,10 +35,16 @@ enum { CHANNELS = 32, READS = 32, MAILBOX_PROCESS = 16, SLOTS = 16 };
 
 struct keeper;
 
-struct private {
-	struct private *next;
+/* What is recorded of memory of exanet_alloc. */
+struct buffer {
+	struct buffer *next;
 	void *address;
+	bool private;	/* it could not be shared */
+	int folio;	/* pages that come in together, or why single ones do; 0: folios were not requested */
 };
+
+/* Reasons for single pages. Values are defined by this project. */
+enum { SINGLE_KERNEL = -1, SINGLE_SETTING = -2, SINGLE_UFFD = -3, SINGLE_PRIVATE = -4, SINGLE_PFD = -5 };
 
 struct read {
 	bool open, cancelled;
@@ -64,7 +70,7 @@ struct exanet {
 	pthread_mutex_t messages;	/* one request on the socket at a time */
 	struct keeper *keeper, *lent;	/* for pfd, for the helper */
 	uint32_t *own;		/* a page that fork empties: 1 in the process that attached, 0 in its children */
-	struct private *private;	/* under messages: memory of exanet_alloc that could not be shared */
+	struct buffer *buffers;	/* under messages */
 	const uint32_t *trust;	/* of the options, while it attaches */
 	unsigned ntrust;
 	int socket, eventfd, netlink;
@@ -172,6 +178,14 @@ int uffd_open(int flags);
 void uffd_close(int fd);
 /* uffd_unregister ends a registration for every copy of the descriptor. */
 void uffd_unregister(int fd, void *address, size_t size);
+
+/* buffer_at returns what is recorded of memory of exanet_alloc, zeros if nothing is. drop removes the record. */
+struct buffer buffer_at(exanet *, const void *address, bool drop);
+/* map_folios maps a memfd at an address at which folios fit, as mmap(2) does. */
+void *map_folios(size_t size, int fd);
+/* folio_of advises a new memfd's mapping to use folios, and returns how many pages come in together, or why
+ * single ones do. The memory stays absent. */
+int folio_of(void *address, size_t size, int fd);
 
 int helper_start(exanet *, int *fds, int nfds);
 

@@ -92,6 +92,7 @@ static void child(char *p, int transfer)
 	refused(exanet_invalidate(e, p, SIZE), "exanet_invalidate");
 	refused(exanet_register(e, p, SIZE), "exanet_register");
 	refused(exanet_unregister(e, p, SIZE), "exanet_unregister");
+	refused(exanet_folio(e, p), "exanet_folio");
 	refused(exanet_alloc(e, SIZE) ? 0 : -EPERM, "exanet_alloc");
 	if (exanet_free(e, p, SIZE) || !madvise(p, SIZE, MADV_NORMAL))
 		die("in the child exanet_free leaves its memory: %s", exanet_error());

@@ -200,6 +200,7 @@ func (t Pattern) order(n int, seed uint64) []int {
 // of memory. The memory is made anew before each row, and every byte is checked after it.
 type PerfRun struct {
 	Memory Memory // of the data of both ends; "" means Shared
+	Folios bool   // the kernel may bring in more than a page at a touch; PerfResult.Folio is what it does
 	Size   uint64
 	Count  int           // smallest number of samples; 0 means as many as fit into Time
 	Time   time.Duration // sum of the rows' times
@@ -222,11 +223,14 @@ type PerfRun struct {
 // ones of each row (cold).
 type PerfResult struct {
 	Memory    Memory  // of the initiator
+	Folio     Folio   // of both ends
 	Latencies []int64 // ns
 	Starts    []int64 // CLOCK_MONOTONIC, ns
 	Notified  []int64 // time from the start until the target saw the notification, ns
 	Rows      []PerfRow
 	Pinned    int64 // largest sum of VmLck and VmPin of all processes involved, in bytes; -1 is unknown
+
+	firsts []bool // for each of Latencies: the transfer brought in a folio
 }
 
 // PerfRow is the result of one row.
@@ -276,6 +280,8 @@ func (r *PerfResult) Amid(others [][]PerfRow) (list []int64) {
 	return list
 }
 
+func (q *PerfRun) kind() memoryKind { return memoryKind{q.Memory, q.Folios} }
+
 // Check returns an error that matches ErrRequest if the measurement is not possible.
 func (q *PerfRun) Check() error {
 	return refuse(
@@ -304,10 +310,10 @@ func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 	if q.Parts <= 0 || q.Parts > perfParts {
 		q.Parts = int(min(max(perfArea/stride(q.Size), 4, 2*uint64(q.Depth)), perfParts))
 	}
-	if err := p.reserve(q.Memory, q.Size, q.Parts, false); err != nil {
+	if err := p.reserve(q.kind(), q.Size, q.Parts, false); err != nil {
 		return r, err
 	}
-	r.Memory = p.end.kind
+	r.Memory, r.Folio = p.end.Memory, p.end.folio
 	for spent := time.Duration(0); ; {
 		if err := p.row(ctx, &q, &r); err != nil {
 			if ctx.Err() == nil && ended(ctx, p.daemon, p.pids[1]) {
@@ -324,17 +330,21 @@ func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 
 // reserve allocates memory for the parts at both ends. It keeps memory of the right size that
 // is there already, unless anew is set.
-func (p *Perf) reserve(memory Memory, size uint64, parts int, anew bool) error {
-	if err := p.end.use(memory); err != nil || !anew && p.end.size == size && p.end.parts == parts {
+func (p *Perf) reserve(kind memoryKind, size uint64, parts int, anew bool) error {
+	if err := p.end.use(kind); err != nil || !anew && p.end.size == size && p.end.parts == parts {
 		return err
 	}
-	if err := p.end.make(memory, size, parts); err != nil {
+	if err := p.end.make(kind, size, parts); err != nil {
 		return err
 	}
-	a, err := p.perf(opPerfMake, perfOrder{Memory: memory, Size: size, Parts: parts})
+	a, err := p.perf(opPerfMake, perfOrder{memoryKind: kind, Size: size, Parts: parts})
 	if p.end.toData, p.end.toWords = a.Data, a.Words; err != nil {
 		p.end.size = 0
 	}
+	if kind.Folios && err == nil && a.Folio.Pages == 0 {
+		a.Folio.Single = "the other end is an exanetctl without folios: use a newer one"
+	}
+	p.end.folio = p.end.data.folio.and(a.Folio)
 	return err
 }
 
@@ -387,6 +397,9 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 		r.Latencies = append(r.Latencies, ns+touched.Nanoseconds()/int64(len(parts)))
 	}
 	r.Starts = append(r.Starts, starts[skip:]...)
+	if r.Folio.Pages > 1 && max(q.Src, q.Dst) == 1 && !q.Touch {
+		r.firsts = append(r.firsts, r.Folio.firsts(parts, p.end.stride, q.Size)[skip:]...)
+	}
 	if q.Notify {
 		w, err := p.target.receive()
 		if err != nil {
@@ -419,7 +432,7 @@ func (p *Perf) fill(q *PerfRun) (src perfFill, err error) {
 	if q.Read {
 		mine, theirs = dst, src
 	}
-	if err := p.target.send(order{Op: opPerfFill, Perf: perfOrder{Memory: q.Memory, Fill: theirs}}); err != nil {
+	if err := p.target.send(order{Op: opPerfFill, Perf: perfOrder{memoryKind: q.kind(), Fill: theirs}}); err != nil {
 		return src, err
 	}
 	err = p.end.fill(mine)
@@ -438,7 +451,7 @@ type Place struct {
 // Prepare fills the memory as Run does before a row of q.Parts writes, and returns its places.
 // The caller can compare transfers with system calls that copy or page in the same memory.
 func (p *Perf) Prepare(q PerfRun) (src, dst Place, err error) {
-	if err := p.reserve(q.Memory, q.Size, q.Parts, false); err != nil {
+	if err := p.reserve(q.kind(), q.Size, q.Parts, false); err != nil {
 		return src, dst, err
 	}
 	p.seed++

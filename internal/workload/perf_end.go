@@ -27,17 +27,18 @@ const (
 
 // perfOrder is the argument of each order, and the answer.
 type perfOrder struct {
-	Memory Memory      `json:"memory,omitempty"` // the kind for opPerfMake, or for opPerfFill and the orders after it
-	Size   uint64      `json:"size,omitempty"`   // of a part
-	Parts  int         `json:"parts,omitempty"`
-	Fill   perfFill    `json:"fill,omitzero"`
-	Order  []int       `json:"order,omitempty"` // parts in the order of their transfers
-	Last   uint64      `json:"last,omitempty"`  // value of the last word of a notification
-	Times  []int64     `json:"times,omitempty"` // when each notification was seen, CLOCK_MONOTONIC
-	Data   rdma.Remote `json:"data,omitzero"`   // the memory
-	Words  rdma.Remote `json:"words,omitzero"`  // a pair of completion words for each part, and messages
+	memoryKind             // for opPerfMake, or for opPerfFill and the orders after it
+	Size       uint64      `json:"size,omitempty"` // of a part
+	Parts      int         `json:"parts,omitempty"`
+	Fill       perfFill    `json:"fill,omitzero"`
+	Order      []int       `json:"order,omitempty"` // parts in the order of their transfers
+	Last       uint64      `json:"last,omitempty"`  // value of the last word of a notification
+	Times      []int64     `json:"times,omitempty"` // when each notification was seen, CLOCK_MONOTONIC
+	Data       rdma.Remote `json:"data,omitzero"`   // the memory
+	Words      rdma.Remote `json:"words,omitzero"`  // a pair of completion words for each part, and messages
 	// Resident is the number of resident pages of the memory.
 	Resident uint64 `json:"resident,omitempty"`
+	Folio    Folio  `json:"folio,omitzero"` // of the memory
 }
 
 // perfFill describes the content of memory: a pattern on the pages that are not absent.
@@ -90,7 +91,7 @@ const (
 type perfEnd struct {
 	ep *rdma.Endpoint
 	*perfMemory
-	kinds map[Memory]*perfMemory
+	kinds map[memoryKind]*perfMemory
 	pages *pagemap
 	clock clock
 }
@@ -105,7 +106,7 @@ func newPerfEnd(ep *rdma.Endpoint) (*perfEnd, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &perfEnd{ep: ep, kinds: make(map[Memory]*perfMemory), pages: pages, clock: c}, nil
+	return &perfEnd{ep: ep, kinds: make(map[memoryKind]*perfMemory), pages: pages, clock: c}, nil
 }
 
 // clock converts Go's times to CLOCK_MONOTONIC, which all processes of a machine share,
@@ -120,20 +121,19 @@ func (c clock) of(t time.Time) int64 { return c.base + t.Sub(c.epoch).Nanosecond
 func stride(size uint64) uint64 { return roundUp(max(size, 1), pageSize) }
 
 // use selects the kind of memory for the following calls.
-func (e *perfEnd) use(kind Memory) error {
-	kind, err := memoryOf(e.ep, kind)
-	if err != nil {
+func (e *perfEnd) use(kind memoryKind) (err error) {
+	if kind.Memory, err = memoryOf(e.ep, kind.Memory); err != nil {
 		return err
 	}
 	if e.kinds[kind] == nil {
-		e.kinds[kind] = &perfMemory{kind: kind}
+		e.kinds[kind] = &perfMemory{memoryKind: kind}
 	}
 	e.perfMemory = e.kinds[kind]
 	return nil
 }
 
 // make allocates the memory of a kind anew. It is absent.
-func (e *perfEnd) make(kind Memory, size uint64, parts int) error {
+func (e *perfEnd) make(kind memoryKind, size uint64, parts int) error {
 	if err := e.use(kind); err != nil {
 		return err
 	}
@@ -145,8 +145,8 @@ func (e *perfEnd) make(kind Memory, size uint64, parts int) error {
 	}
 	e.stride = stride(size)
 	var err error
-	if e.data, err = newArea(e.ep, e.kind, e.stride*uint64(parts)); err == nil {
-		e.words, err = newArea(e.ep, Shared, wordsSize)
+	if e.data, err = newArea(e.ep, e.memoryKind, e.stride*uint64(parts)); err == nil {
+		e.words, err = newArea(e.ep, memoryKind{Memory: Shared}, wordsSize)
 	}
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (e *perfEnd) make(kind Memory, size uint64, parts int) error {
 // release frees the memory of the current kind.
 func (e *perfEnd) release() error {
 	err := errors.Join(e.data.close(e.ep), e.words.close(e.ep))
-	*e.perfMemory = perfMemory{kind: e.kind}
+	*e.perfMemory = perfMemory{memoryKind: e.memoryKind}
 	return err
 }
 
@@ -170,7 +170,7 @@ const fillTries = 8
 func (e *perfEnd) fill(f perfFill) error {
 	e.filled = f
 	drop := unix.MADV_REMOVE // for a memfd, which other processes have mapped, too
-	if e.kind == Any {
+	if e.Memory == Any {
 		drop = unix.MADV_DONTNEED
 	}
 	b, va := e.data.b, e.data.name.VA
@@ -190,9 +190,16 @@ func (e *perfEnd) fill(f perfFill) error {
 				return fmt.Errorf("removing pages: madvise: %w", err)
 			}
 			// Only these: a resident page that is invalidated would fault, too.
-			if e.kind == Shared {
+			if e.Memory == Shared {
 				if err := e.ep.Invalidate(va+device.VA(s.from), s.to-s.from); err != nil {
 					return err
+				}
+			}
+		}
+		if e.Folios && there > 0 { // removing a page of a folio unmaps the others here
+			for s, absent := range f.runs(uint64(len(b))) {
+				if !absent {
+					_ = unix.Madvise(b[s.from:s.to], unix.MADV_POPULATE_READ) // else they are not resident
 				}
 			}
 		}
@@ -289,7 +296,7 @@ func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, e
 	}
 	e := p.perf
 	if o == opPerfFill {
-		err = e.use(q.Memory)
+		err = e.use(q.memoryKind)
 	}
 	switch {
 	case err != nil:
@@ -299,8 +306,8 @@ func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, e
 	}
 	switch o {
 	case opPerfMake:
-		if err = e.make(q.Memory, q.Size, q.Parts); err == nil {
-			r.Data, r.Words = e.data.name, e.words.name
+		if err = e.make(q.memoryKind, q.Size, q.Parts); err == nil {
+			r.Data, r.Words, r.Folio = e.data.name, e.words.name, e.data.folio
 		}
 	case opPerfFill:
 		if err = e.fill(q.Fill); err == nil {

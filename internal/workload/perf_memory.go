@@ -46,33 +46,55 @@ func memoryOf(ep *rdma.Endpoint, m Memory) (Memory, error) {
 	return have[0], nil
 }
 
+// memoryKind selects memory.
+type memoryKind struct {
+	Memory Memory `json:"memory,omitempty"`
+	Folios bool   `json:"folios,omitempty"` // the kernel may bring in more than a page at a touch
+}
+
 // area is memory of an endpoint, with its name at the other process.
 type area struct {
-	b    []byte
-	name rdma.Remote
-	free func() error
+	b     []byte
+	name  rdma.Remote
+	free  func() error
+	folio Folio
 }
 
 // newArea allocates absent memory of a kind.
-func newArea(ep *rdma.Endpoint, m Memory, size uint64) (a area, err error) {
-	if m, err = memoryOf(ep, m); err != nil {
+func newArea(ep *rdma.Endpoint, k memoryKind, size uint64) (a area, err error) {
+	m, err := memoryOf(ep, k.Memory)
+	if err != nil {
 		return a, err
 	}
 	if m != memories(ep)[0] {
-		b, err := unix.Mmap(-1, 0, int(roundUp(size, pageSize)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		length, align := roundUp(size, pageSize), uint64(0)
+		if k.Folios {
+			align = hugePage
+		}
+		b, err := unix.Mmap(-1, 0, int(length+align), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 		if err != nil {
 			return a, fmt.Errorf("memory of %d bytes: %w", size, os.NewSyscallError("mmap", err))
 		}
 		a = area{b: b, free: func() error { return os.NewSyscallError("munmap", unix.Munmap(b)) }}
+		if k.Folios {
+			va := uint64(rdma.VAOf(b))
+			a.b = b[roundUp(va, align)-va:][:length]
+			a.folio = folioOf(privateFolio(a.b))
+		}
 	} else {
-		buffer, err := ep.Alloc(int(size))
+		buffer, err := ep.AllocWith(int(size), rdma.AllocOptions{Folios: k.Folios})
 		if err != nil {
 			return a, err
 		}
 		a = area{b: buffer.Bytes(), free: buffer.Free}
+		if k.Folios {
+			a.folio = folioOf(buffer.Folio())
+		}
 	}
-	// With huge pages one touch would bring in 512 pages of 4 KiB. The call fails on kernels without them.
-	_ = unix.Madvise(a.b, unix.MADV_NOHUGEPAGE)
+	if !k.Folios {
+		// With huge pages one touch would bring in 512 pages of 4 KiB. The call fails on kernels without them.
+		_ = unix.Madvise(a.b, unix.MADV_NOHUGEPAGE)
+	}
 	a.name, err = ep.Export(a.b)
 	return a, err
 }
@@ -88,7 +110,7 @@ func (a *area) close(ep *rdma.Endpoint) error {
 
 // perfMemory is one end's memory of a kind.
 type perfMemory struct {
-	kind   Memory
+	memoryKind
 	size   uint64 // of the parts; 0 means that there is no memory, or that it cannot be used again
 	parts  int
 	stride uint64 // from one part to the next
@@ -97,6 +119,7 @@ type perfMemory struct {
 	data, words area
 	// toData and toWords are the target's memory of the kind, at the initiator.
 	toData, toWords rdma.Remote
+	folio           Folio // of the data of both ends
 }
 
 // Memories returns the kinds of memory that can be measured, that of Endpoint.Alloc first.

@@ -194,7 +194,7 @@ func (p *Perf) Puts(ctx context.Context, s *Strategy, q StrategyRun) (r Strategy
 	if q.Size < 1 || q.Size > pageSize || q.Pages < 1 || q.Puts < 1 || q.Limit < 1 {
 		return r, fmt.Errorf("%w: puts of %d bytes into %d pages", ErrRequest, q.Size, q.Pages)
 	}
-	if err := p.reserve(Shared, q.Size, q.Pages, true); err != nil {
+	if err := p.reserve(memoryKind{Memory: Shared}, q.Size, q.Pages, true); err != nil {
 		return r, err
 	}
 	p.end.size = 0 // a later measurement must not use this memory

@@ -59,8 +59,8 @@ func (p *process) openStream(ctx context.Context, o stream) error {
 			l := &lane{ep: ep}
 			p.lanes = append(p.lanes, l)
 			row[i] = l
-			if l.src, err = newArea(ep.rdma(), o.Memory, size); err == nil {
-				l.dst, err = newArea(ep.rdma(), o.Memory, size)
+			if l.src, err = newArea(ep.rdma(), memoryKind{Memory: o.Memory}, size); err == nil {
+				l.dst, err = newArea(ep.rdma(), memoryKind{Memory: o.Memory}, size)
 			}
 			if err != nil {
 				return err

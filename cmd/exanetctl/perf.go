@@ -78,6 +78,7 @@ func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
 	f.Float64Var(&p.probability, "probability", 1, "probability that a page of --absent is absent, 0 to 1")
 	f.StringVar(&p.pattern, "pattern", string(workload.Sequential), "order in which memory is accessed: sequential, strided, random or zipf")
 	f.StringVar(&p.memory, "memory", string(workload.Shared), "kind of memory: shared (with pfd), or any (private to the process; emulated nodes only)")
+	f.BoolVar(&p.run.Folios, "folios", false, foliosUsage)
 	f.BoolVar(&p.run.Sleep, "sleep", false, "sleep until a transfer ends instead of polling")
 	f.StringVar(&p.samples, "samples", "", "file for all samples: CSV of size and nanoseconds")
 	values(c, "absent", "dst", "src", "both")
@@ -102,6 +103,9 @@ func (a *app) perfServeCommand() *cobra.Command {
 	completeFlag(c, "node", a.nodeWords())
 	return c
 }
+
+// foliosUsage describes --folios.
+const foliosUsage = "let the kernel bring in several pages at a touch (folios), if its setting allows it (see doctor)"
 
 // check completes the run from the flags and returns the sizes. timed reports whether
 // --duration is given.
@@ -162,6 +166,12 @@ type perfLine struct {
 	Rate       float64      `json:"million_per_second"`
 	Pinned     maybe.Number `json:"pinned_bytes"`
 	Memory     string       `json:"memory"` // the kind that was used: under method uffd emulated nodes have only any
+
+	// Without --folios these are unknown.
+	Folio  maybe.Number `json:"folio_bytes"`       // what comes in at a touch
+	Single *string      `json:"single_pages"`      // why that is a single page
+	First  maybe.Number `json:"first_average_us"`  // transfers that bring in a folio
+	Others maybe.Number `json:"others_average_us"` // transfers whose folios are there
 }
 
 func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
@@ -179,7 +189,13 @@ func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
 		Bytes:      size, Min: us(h.Min()), Max: us(h.Max()), Typical: us(h.ValueAtQuantile(50)), Average: h.Mean() / 1e3,
 		Deviation: h.StdDev() / 1e3, P99: maybe.Unknown(), P999: maybe.Unknown(),
 		Peak: peak / 1e6, Bandwidth: bytes / 1e6, Rate: rate / 1e6, Pinned: maybe.Number(r.Pinned), Memory: string(r.Memory),
+		Folio: r.Folio.Bytes(),
 	}
+	if r.Folio.Single != "" {
+		l.Single = &r.Folio.Single
+	}
+	first, others := r.ByFolio()
+	l.First, l.Others = averageUS(first), averageUS(others)
 	if len(r.Latencies) >= workload.MinSamples {
 		l.P99, l.P999 = maybe.Number(us(h.ValueAtQuantile(99))), maybe.Number(us(h.ValueAtQuantile(99.9)))
 	}
@@ -187,6 +203,15 @@ func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
 		l.Pinned = maybe.Unknown()
 	}
 	return l, nil
+}
+
+// averageUS returns the mean of nanoseconds, in microseconds; it is unknown for none.
+func averageUS(ns []int64) maybe.Number {
+	var sum int64
+	for _, n := range ns {
+		sum += n
+	}
+	return maybe.Number(sum) / maybe.Number(len(ns)) / 1e3
 }
 
 func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bool) (err error) {
@@ -225,14 +250,19 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
 	}
-	var t *table
+	columns := []string{"#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]"}
+	var spare []string
 	if kind == "lat" {
-		t = a.table("#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99%[usec]", "99.9%[usec]")
-		t.spare = []string{"t_stdev[usec]", "99.9%[usec]", "#iterations", "t_avg[usec]"}
-	} else {
-		t = a.table("#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]")
+		columns = []string{"#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99%[usec]", "99.9%[usec]"}
+		spare = []string{"t_stdev[usec]", "99.9%[usec]", "#iterations", "t_avg[usec]"}
 	}
+	if p.run.Folios {
+		columns = append(columns, "t_first[usec]", "t_others[usec]")
+	}
+	t := a.table(columns...)
+	t.spare = spare
 	var lines []perfLine
+	var folio workload.Folio
 	for _, size := range sizes {
 		q := p.run
 		q.Size = size
@@ -247,17 +277,23 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 		if err != nil {
 			return err
 		}
-		lines = append(lines, l)
+		lines, folio = append(lines, l), r.Folio
+		row := []any{l.Bytes, l.Iterations, fixed(l.Peak, 2), fixed(l.Bandwidth, 2), fixed(l.Rate, 6)}
 		if kind == "lat" {
-			t.add(l.Bytes, l.Iterations, fixed(l.Min, 2), fixed(l.Max, 2), fixed(l.Typical, 2), fixed(l.Average, 2), fixed(l.Deviation, 2), fixed(float64(l.P99), 2), fixed(float64(l.P999), 2))
-		} else {
-			t.add(l.Bytes, l.Iterations, fixed(l.Peak, 2), fixed(l.Bandwidth, 2), fixed(l.Rate, 6))
+			row = []any{l.Bytes, l.Iterations, fixed(l.Min, 2), fixed(l.Max, 2), fixed(l.Typical, 2), fixed(l.Average, 2), fixed(l.Deviation, 2), fixed(float64(l.P99), 2), fixed(float64(l.P999), 2)}
 		}
+		if p.run.Folios {
+			row = append(row, fixed(float64(l.First), 2), fixed(float64(l.Others), 2))
+		}
+		t.add(row...)
 	}
 	if a.wantJSON() {
 		return a.printJSON(lines)
 	}
-	return t.flush()
+	if err := t.flush(); err != nil || !p.run.Folios {
+		return err
+	}
+	return a.remark("folios: %v", folio)
 }
 
 // fixed returns a cell with a number of digits after the decimal point.

@@ -88,6 +88,7 @@ result is always printed, also after a failure (docs/exanetctl.md).`,
 	f.StringVar(&w.src, "src", string(workload.Present), "state of the source buffer")
 	f.StringVar(&w.dst, "dst", string(workload.Present), "state of the destination buffer")
 	f.StringVar(&w.waiting, "waiting", string(workload.Auto), "how the initiator waits: poll, wait (sleep), or auto (poll up to 16 KiB)")
+	f.BoolVar(&w.Folios, "folios", false, foliosUsage)
 	f.BoolVar(&w.Warm, "warm", false, "wake pfd by a small write before each transfer, which is not counted")
 	f.DurationVar(&w.Timeout, "timeout", workload.DefaultTimeout, "time-out of one transfer")
 	f.Uint64Var(&w.Seed, "seed", 1, "seed of the patterns")
@@ -225,6 +226,9 @@ func (a *app) printResult(q workload.Request, r workload.Result) error {
 	t.add("faults", fmt.Sprintf("%s, %s pages paged in", r.Faults, r.PagesPagedIn))
 	t.add("retransmissions", resent(&r))
 	t.add("pinned", pinnedCell(r.PinnedBytes))
+	if q.Folios {
+		t.add("folios", r.Folio)
+	}
 	if r.Bytes > 0 {
 		t.add("latency", latencyText(q, &r))
 		if l := r.Latency; l.P99.Known() {

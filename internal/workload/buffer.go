@@ -43,6 +43,7 @@ type buffer struct {
 	shares     bool           // the device accesses only shared memory
 	shared     bool           // the area is shared with the device
 	huge       bool           // the memory has huge pages
+	lib        *rdma.Buffer   // the mapping, if it comes in by folios
 	fd         int            // of the shared memory, otherwise -1
 }
 
@@ -54,6 +55,8 @@ type prepare struct {
 	Size   uint64 `json:"size"`
 	Offset uint64 `json:"offset"`
 	Seed   uint64 `json:"seed"`
+	// Folios requests memory of the library that comes in by folios.
+	Folios bool `json:"folios,omitempty"`
 	// Page, if not 0, is the size of the shared pages; 0 means the device's page size.
 	Page uint64 `json:"page,omitempty"`
 	// Unproven omits the check of the pages' state. If a buffer is larger than the memory,
@@ -87,6 +90,9 @@ func newBuffer(p prepare, ep *rdma.Endpoint) (*buffer, error) {
 		b.request.Page = p.Page
 	}
 	if b.shares && p.Page > pageSize {
+		if p.Folios {
+			return nil, fmt.Errorf("%w: folios: this device accesses only huge pages", ErrSkipped)
+		}
 		if p.State != Absent && p.State != Present && p.State != Alternate {
 			return nil, fmt.Errorf("%w: a buffer in state %s: this device accesses only huge pages", ErrSkipped, p.State)
 		}
@@ -100,7 +106,7 @@ func newBuffer(p prepare, ep *rdma.Endpoint) (*buffer, error) {
 	start := roundUp(uint64(uintptr(b.mapped))+guardSize, blockSize) - guardSize - uint64(uintptr(b.mapped))
 	b.area = unsafe.Slice((*byte)(unsafe.Add(b.mapped, start)), size)
 	err := b.fill()
-	if err == nil && b.shares {
+	if err == nil && b.shares && b.lib == nil {
 		err = b.share()
 	}
 	if err != nil {
@@ -113,6 +119,12 @@ func (b *buffer) mmap() error {
 	const prot = unix.PROT_READ | unix.PROT_WRITE
 	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 	var err error
+	if b.request.Folios {
+		if b.lib, err = b.ep.AllocWith(int(b.length), rdma.AllocOptions{Folios: true}); err == nil {
+			b.mapped = unsafe.Pointer(unsafe.SliceData(b.lib.Bytes()))
+		}
+		return err
+	}
 	if b.shares {
 		if b.fd, err = rdma.MakeMemory(uint64(b.length), b.request.Page); err != nil {
 			return fmt.Errorf("memory of a %d-byte buffer: %w", b.length, err)
@@ -259,7 +271,7 @@ func (b *buffer) bounds() (device.VA, uint64) {
 // register registers the buffer with the endpoint under method uffd, so that the endpoint
 // fills its missing pages.
 func (b *buffer) register() error {
-	if b.ep == nil || b.ep.Info().Method != rdma.MethodUFFD || b.request.State == Unmapped {
+	if b.ep == nil || b.lib != nil || b.ep.Info().Method != rdma.MethodUFFD || b.request.State == Unmapped {
 		return nil
 	}
 	err := b.ep.Register(b.area)
@@ -287,6 +299,14 @@ func (b *buffer) prove(pages *pagemap) error {
 		return fmt.Errorf("%s buffer: %d of its %d pages are resident, want %d", state, resident, total, want)
 	}
 	return nil
+}
+
+// folio returns how the buffer comes in, if folios were requested.
+func (b *buffer) folio() Folio {
+	if b.lib == nil {
+		return Folio{}
+	}
+	return folioOf(b.lib.Folio())
 }
 
 // addr returns the address of the first byte of the data.
@@ -322,13 +342,15 @@ func (b *buffer) close() error {
 		errs = append(errs, unix.Close(b.fd))
 		b.fd = -1
 	}
-	if b.mapped != nil {
+	if b.lib != nil {
+		let(b.lib.Free())
+	} else if b.mapped != nil {
 		// Unmapping a range with a hole is no error (munmap(2)).
 		if err := unix.MunmapPtr(b.mapped, b.length); err != nil {
 			errs = append(errs, fmt.Errorf("munmap: %w", err))
 		}
-		b.mapped, b.area = nil, nil
 	}
+	b.mapped, b.area, b.lib = nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -408,7 +430,7 @@ func (b *buffer) resident(pages *pagemap) (resident, total int, err error) {
 	switch {
 	case b.huge:
 		resident, err = residentHuge(b.fd, int(to-from))
-	case b.shares:
+	case b.shares || b.lib != nil:
 		resident, err = residentShared(b.area[from*pageSize : to*pageSize])
 	default:
 		resident, err = pages.resident(b.area[from*pageSize : to*pageSize])

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/internal/folios"
+	"github.com/exanet/pfd/internal/maybe"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -26,6 +27,22 @@ func folioOf(pages int, single error) Folio {
 		f.Single = single.Error()
 	}
 	return f
+}
+
+// Bytes returns how much comes in at the first touch; it is unknown if folios were not requested.
+func (f Folio) Bytes() maybe.Number {
+	if f.Pages == 0 {
+		return maybe.Unknown()
+	}
+	return maybe.Number(f.Pages * pageSize)
+}
+
+// String describes it for a user.
+func (f Folio) String() string {
+	if f.Single != "" {
+		return f.Single
+	}
+	return fmt.Sprintf("a touch brings in %d KiB", f.Pages*pageSize>>10)
 }
 
 // and returns the worse of two.

@@ -10,6 +10,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/exanet/pfd/internal/folios"
+	"github.com/exanet/pfd/internal/folios/foliotest"
+	"github.com/exanet/pfd/internal/maybe"
 )
 
 // openPerf opens a measurement with a target in this process, in a child, or under a name.
@@ -210,6 +214,87 @@ func TestStrategies(t *testing.T) {
 		}
 		if s.Lines() < 3 {
 			t.Errorf("%s: %d lines", s.Name, s.Lines())
+		}
+	}
+}
+
+// Memory comes in by folios where the setting allows it, as a measurement and a run report, and every
+// byte is checked as of other memory.
+func TestFolios(t *testing.T) {
+	for _, kib := range []int{0, 64} {
+		t.Run(fmt.Sprint(kib), func(t *testing.T) {
+			foliotest.Set(t, kib)
+			l := startLive(t)
+			for _, k := range []struct {
+				method string
+				memory Memory
+				none   string // why there are no folios whatever the setting
+			}{{"touch", Shared, ""}, {"gup", Shared, ""}, {"gup", Any, ""}, {"uffd", Any, "method uffd"}} {
+				want, why := 1, k.none
+				switch {
+				case kib == 0 && why == "":
+					why = map[Memory]string{Shared: folios.SharedLine, Any: folios.PrivateLine}[k.memory]
+				case why == "":
+					want = kib << 10 / pageSize
+				}
+				right := func(f Folio) bool {
+					return f.Pages == want && (f.Single == "") == (why == "") && strings.Contains(f.Single, why)
+				}
+				p := l.openPerf(t, l.options(t, k.method, "p1"), "")
+				for _, q := range []PerfRun{
+					{Dst: 1}, {Src: 1, Read: true}, {Src: 1, Dst: 1, Order: Random}, {Dst: 0.5}, {},
+				} {
+					q.Memory, q.Folios, q.Size, q.Count, q.Parts = k.memory, true, pageSize, 30, 40
+					r, err := p.Run(t.Context(), q)
+					if err != nil || !right(r.Folio) {
+						t.Fatalf("%+v: folio %+v, want %d pages, %v", q, r.Folio, want, err)
+					}
+					first, present := r.ByFolio()
+					count := 0
+					if want > 1 && max(q.Src, q.Dst) == 1 {
+						count = len(r.Latencies)
+					}
+					if len(first)+len(present) != count || count > 0 && q.Order == "" && len(first) == 0 {
+						t.Errorf("%+v: %d transfers bring in a folio and %d do not, of %d", q, len(first), len(present), len(r.Latencies))
+					}
+				}
+				// The same end's memory without folios.
+				if r, err := p.Run(t.Context(), PerfRun{Memory: k.memory, Size: pageSize, Count: 8, Parts: 8, Dst: 1}); err != nil || r.Folio != (Folio{}) {
+					t.Errorf("without folios: %+v, %v", r.Folio, err)
+				}
+				if k.memory == Any && k.none == "" {
+					continue // buffers of a run are memory of the library
+				}
+				q := Request{Options: l.options(t, k.method, "p1"), Count: 2, Size: 100000, Offset: 5, Src: Present, Dst: Absent, Folios: true, Waiting: Auto, Seed: 1}
+				r, err := Run(t.Context(), l.client, q)
+				if err != nil || !r.OK() || !right(r.Folio) || r.FolioBytes != maybe.Number(want*pageSize) || (r.SinglePages == nil) != (why == "") {
+					t.Errorf("%s: %+v, %v", k.method, r, err)
+				}
+			}
+		})
+	}
+}
+
+// A transfer is the first one of a folio whatever the order, and may span several.
+func TestFirstOfAFolio(t *testing.T) {
+	for _, c := range []struct {
+		pages        int
+		stride, size uint64
+		parts        []int
+		want         string
+	}{
+		{4, pageSize, pageSize, []int{0, 1, 2, 3, 4, 5, 9, 8, 0}, "100010100"},
+		{4, pageSize, 1, []int{7, 6, 3, 8}, "1011"},
+		{4, 2 * pageSize, 2 * pageSize, []int{0, 1, 2}, "101"},
+		{4, 16 * pageSize, 16 * pageSize, []int{1, 0, 1}, "110"},
+		{4, 3 * pageSize, 3 * pageSize, []int{0, 1, 2, 3}, "1110"},
+	} {
+		got := ""
+		for _, first := range (Folio{Pages: c.pages}).firsts(c.parts, c.stride, c.size) {
+			got += map[bool]string{true: "1", false: "0"}[first]
+		}
+		if got != c.want {
+			t.Errorf("%+v: %s", c, got)
 		}
 	}
 }

@@ -129,7 +129,9 @@ func (p *process) obey(ctx context.Context, o order) reply {
 	case o.Buffer < 0 || o.Buffer >= len(p.buffers):
 		err = fmt.Errorf("%s: buffer %d of %d", o.Op, o.Buffer, len(p.buffers))
 	case o.Op == opPrepare:
-		r.Remote, err = p.prepare(o.Buffer, o.Prepare)
+		if r.Remote, err = p.prepare(o.Buffer, o.Prepare); err == nil {
+			r.Folio = p.buffers[o.Buffer].folio()
+		}
 	case o.Op == opVerify && p.buffers[o.Buffer] != nil:
 		r.Verdict, err = p.buffers[o.Buffer].check(o.Verify, p.pages)
 	default:

@@ -72,6 +72,7 @@ type reply struct {
 	Skipped  bool        `json:"skipped,omitempty"` // Error matches ErrSkipped
 	Attached attached    `json:"attached,omitzero"`
 	Remote   rdma.Remote `json:"remote,omitzero"`
+	Folio    Folio       `json:"folio,omitzero"`     // of the prepared buffer
 	Outcomes []outcome   `json:"outcomes,omitempty"` // all parts of buffer 0, then of buffer 1, ...
 	Verdict  verdict     `json:"verdict,omitzero"`
 	Pages    uint64      `json:"pages,omitempty"` // pages that the library was asked to touch

@@ -55,6 +55,11 @@ type Result struct {
 	// latencies, in 10^9 bits a second.
 	ThroughputGbps maybe.Number `json:"throughput_gbps"`
 	Waiting        Waiting      `json:"waiting"`
+	// FolioBytes is how much comes in at the first touch; it is unknown if folios were not
+	// requested. SinglePages says why that is a single page, or is nil.
+	FolioBytes  maybe.Number `json:"folio_bytes"`
+	SinglePages *string      `json:"single_pages"`
+	Folio       Folio        `json:"-"` // both
 	// CountersNode is the node of the counters above. CountersOthers is the number of
 	// other domains on it before or after the run; the counters include their transfers.
 	CountersNode   int          `json:"counters_node"`
@@ -63,7 +68,7 @@ type Result struct {
 
 // newResult returns a Result in which nothing is known yet.
 func newResult(q *Request) Result {
-	r := Result{Waiting: q.Waiting, CountersNode: q.From, Latency: summarize(nil), ThroughputGbps: maybe.Unknown(), PinnedBytes: maybe.Unknown()}
+	r := Result{Waiting: q.Waiting, CountersNode: q.From, Latency: summarize(nil), ThroughputGbps: maybe.Unknown(), FolioBytes: maybe.Unknown(), PinnedBytes: maybe.Unknown()}
 	if q.Read {
 		r.CountersNode = q.To // it sends the blocks
 	}

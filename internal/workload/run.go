@@ -31,6 +31,9 @@ type Request struct {
 	Progress func(done int)
 	Read     bool // the initiator reads the target's buffer, which is the source
 	Urgent   bool // high class
+	// Folios makes the buffers of memory of the library that comes in by folios, in states Absent
+	// and Present. Result.Folio is how they come in.
+	Folios bool
 }
 
 // DefaultTimeout bounds one transfer. It is longer than the firmware retransmits
@@ -50,6 +53,7 @@ func (q *Request) Check() error {
 		refusal{q.Count < 1, fmt.Sprintf("count %d: want 1 or more", q.Count)},
 		refusal{q.Size > MaxSize, fmt.Sprintf("size %d: a transfer has at most %d bytes", q.Size, uint64(MaxSize))},
 		refusal{q.Offset > MaxOffset, fmt.Sprintf("offset %d: want at most %d", q.Offset, MaxOffset)},
+		refusal{q.Folios && (!q.Src.whole() || !q.Dst.whole()), fmt.Sprintf("folios: buffers in state %s: want %s or %s", []State{q.Src, q.Dst}, Absent, Present)},
 		refusal{q.From < 0 || q.To < 0, "nodes are counted from 0"},
 	)
 }
@@ -229,6 +233,7 @@ func (s *Session) rounds(q Request, set []Parallel, r *Result) (list []Completio
 		for i, out := range all {
 			r.Transfers++
 			r.pin(out.Pinned)
+			r.folio(s.folio)
 			c := Completion{Transfer: i, Size: set[i].Size, Class: ClassNormal, Done: out.Done, LatencyUS: float64(out.LatencyNS) / 1e3, Error: out.Error}
 			if set[i].Urgent {
 				c.Class = ClassUrgent
@@ -252,6 +257,14 @@ func (s *Session) rounds(q Request, set []Parallel, r *Result) (list []Completio
 		}
 	}
 	return list, nil
+}
+
+// folio records how the buffers came in.
+func (r *Result) folio(f Folio) {
+	r.Folio = f
+	if r.FolioBytes = f.Bytes(); f.Single != "" {
+		r.SinglePages = &f.Single
+	}
 }
 
 // pin records how many bytes were pinned at a transfer.

@@ -106,6 +106,7 @@ type Session struct {
 	transfers         uint64
 	arrived           bool // the last transfer
 	seed              uint64
+	folio             Folio       // of the buffers that were made last
 	warm              rdma.Remote // the target's buffer for warming up
 }
 
@@ -171,12 +172,13 @@ func (s *Session) do(q *Request, set []Parallel, dstOffset uint64) ([]Outcome, e
 	w := writeOrder{Waiting: q.Waiting, Timeout: cmp.Or(q.Timeout, DefaultTimeout), Read: q.Read}
 	for i, t := range set {
 		s.transfers++
-		src[i] = prepare{State: q.Src, Size: t.Size, Offset: q.Offset, Seed: word(s.seed, 2*s.transfers)}
-		dst[i] = prepare{State: q.Dst, Size: t.Size, Offset: dstOffset, Seed: word(s.seed, 2*s.transfers+1)}
+		src[i] = prepare{State: q.Src, Size: t.Size, Offset: q.Offset, Seed: word(s.seed, 2*s.transfers), Folios: q.Folios}
+		dst[i] = prepare{State: q.Dst, Size: t.Size, Offset: dstOffset, Seed: word(s.seed, 2*s.transfers+1), Folios: q.Folios}
 		a, b, err := each(order{Op: opPrepare, Buffer: i, Prepare: src[i]}, order{Op: opPrepare, Buffer: i, Prepare: dst[i]})
 		if err != nil {
 			return out, err
 		}
+		s.folio = a.Folio.and(b.Folio)
 		if q.Read {
 			b = a
 		}

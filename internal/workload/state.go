@@ -74,6 +74,9 @@ func (s State) written(page int) bool {
 	return true
 }
 
+// whole reports whether all pages of a buffer in this state are alike.
+func (s State) whole() bool { return s == Absent || s == Present }
+
 // Waiting is the way in which the initiator waits for the end of a transfer.
 type Waiting string
 

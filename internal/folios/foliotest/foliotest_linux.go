@@ -1,5 +1,5 @@
-// Package foliotest changes, for tests, the setting that lets shared memory come in by folios. The
-// setting is the machine's: a lock makes the tests of all packages take turns.
+// Package foliotest changes, for tests, the settings that let memory come in by folios. The settings
+// are the machine's: a lock makes the tests of all packages take turns.
 package foliotest
 
 import (
@@ -15,8 +15,8 @@ import (
 // dir has the settings of huge pages (Documentation/admin-guide/mm/transhuge.rst).
 const dir = "/sys/kernel/mm/transparent_hugepage"
 
-// Set lets only folios of kib KiB come in, and only where a process advises it (MADV_HUGEPAGE); 0:
-// none. The end of the test restores the setting. If it may not be changed here, Set skips the test.
+// Set lets only folios of kib KiB come in, of shared and of private memory, and only where a process
+// advises it (MADV_HUGEPAGE); 0: none. The end of the test restores the settings. If they may not be changed here, Set skips the test.
 func Set(t testing.TB, kib int) {
 	t.Helper()
 	lock, err := os.Open(dir)
@@ -32,14 +32,14 @@ func Set(t testing.TB, kib int) {
 	if err != nil {
 		t.Fatalf("lock %s: %v", dir, err)
 	}
-	if _, err := os.Stat(setting(kib)); kib > 0 && err != nil {
+	if _, err := os.Stat(filepath.Join(dir, folder(kib), "shmem_enabled")); kib > 0 && err != nil {
 		t.Skipf("this kernel has no folios of %d KiB for shared memory (Linux 6.11): %v", kib, err)
 	}
-	files, _ := filepath.Glob(filepath.Join(dir, "hugepages-*kB/shmem_enabled"))
+	files, _ := filepath.Glob(filepath.Join(dir, "hugepages-*kB/*enabled"))
 	for _, file := range files {
 		want := "never"
-		if file == setting(kib) {
-			want = "advise"
+		if filepath.Base(filepath.Dir(file)) == folder(kib) {
+			want = map[string]string{"shmem_enabled": "advise", "enabled": "madvise"}[filepath.Base(file)]
 		}
 		b, err := os.ReadFile(file)
 		_, was, _ := strings.Cut(string(b), "[")
@@ -61,6 +61,4 @@ func Set(t testing.TB, kib int) {
 	}
 }
 
-func setting(kib int) string {
-	return filepath.Join(dir, fmt.Sprintf("hugepages-%dkB", kib), "shmem_enabled")
-}
+func folder(kib int) string { return fmt.Sprintf("hugepages-%dkB", kib) }

@@ -58,6 +58,7 @@ type Suite struct {
 func Suites() []Suite {
 	return []Suite{
 		{"faults", "writes of 4 KiB to 1 MiB, present and absent, beside the bare system calls; faults by method and policy; time-outs", (*run).faults},
+		{"folios", "absent memory that comes in by folios of several pages, where the machine allows them", (*run).folios},
 		{"isolated", "4 KiB with a pause before each transfer, beside the wake-up of a thread", (*run).isolated},
 		{"methods", "each page-in method beside present memory (a short run)", (*run).methods},
 		{"latency", "writes and reads by size, until their end and until the notification", (*run).latency},
@@ -401,14 +402,10 @@ func (r *run) transfers(p *workload.Perf, q workload.PerfRun, c, notified *Cell)
 	}
 	t.do = func(add func(*Cell, ...float64)) error {
 		for _, q.Memory = range kinds {
-			got, err := p.Run(r.ctx, q)
+			got, err := r.row(p, q)
 			if err != nil {
 				return err
 			}
-			if got.Pinned < 0 {
-				return errors.New("VmLck and VmPin of a process could not be read")
-			}
-			r.report.PinnedBytes = max(r.report.PinnedBytes, got.Pinned)
 			add(c.of(q.Memory), us(got.Latencies)...)
 			if notified != nil {
 				add(notified.of(q.Memory), us(got.Notified)...)
@@ -417,6 +414,16 @@ func (r *run) transfers(p *workload.Perf, q workload.PerfRun, c, notified *Cell)
 		return nil
 	}
 	return t
+}
+
+// row makes transfers as q says and records how much was pinned.
+func (r *run) row(p *workload.Perf, q workload.PerfRun) (workload.PerfResult, error) {
+	got, err := p.Run(r.ctx, q)
+	if err == nil && got.Pinned < 0 {
+		err = errors.New("VmLck and VmPin of a process could not be read")
+	}
+	r.report.PinnedBytes = max(r.report.PinnedBytes, got.Pinned)
+	return got, err
 }
 
 func pause(ctx context.Context, d time.Duration) error {

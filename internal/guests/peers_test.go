@@ -39,22 +39,46 @@ func peerCase(who string, size uint64, percent int) string {
 	return fmt.Sprintf("%s %d %d", who, size, percent)
 }
 
-// ours names exanetctl's rows for a kind of memory.
-func ours(memory workload.Memory) string { return fmt.Sprintf("ours, memory %v", memory) }
+// ourKind is memory in which exanetctl perf measures.
+type ourKind struct {
+	memory workload.Memory
+	folios bool
+}
+
+var ourKinds = []ourKind{{workload.Shared, false}, {workload.Any, false}, {workload.Shared, true}, {workload.Any, true}}
+
+func (k ourKind) String() string {
+	if k.folios {
+		return fmt.Sprintf("ours, memory %s, folios", k.memory)
+	}
+	return fmt.Sprintf("ours, memory %s", k.memory)
+}
+
+// allowFolios allows folios of 64 KiB in the guest. The others of private memory would come first.
+const allowFolios = "cd /sys/kernel/mm/transparent_hugepage && echo never >hugepages-2048kB/enabled && " +
+	"echo advise >hugepages-64kB/shmem_enabled && echo madvise >hugepages-64kB/enabled"
 
 // ourWrite returns the duration of a write by exanetctl perf in us: the median, and the mean if
 // most writes have no absent page.
-func (f *fleet) ourWrite(memory workload.Memory, r row, percent int) float64 {
+func (f *fleet) ourWrite(k ourKind, r row, percent int) float64 {
 	var got []struct {
 		Median float64 `json:"typical_us"`
 		Mean   float64 `json:"average_us"`
+		Folio  uint64  `json:"folio_bytes"`
+		Single string  `json:"single_pages"`
 	}
-	args := []string{"perf", "lat", "-s", fmt.Sprint(r.size), "-n", fmt.Sprint(r.parts), "--policy", r.policy, "--memory", fmt.Sprint(memory)}
+	args := []string{"perf", "lat", "-s", fmt.Sprint(r.size), "-n", fmt.Sprint(r.parts), "--policy", r.policy, "--memory", string(k.memory)}
+	if k.folios {
+		args = append(args, "--folios")
+	}
 	if percent > 0 {
 		args = append(args, "--absent", "dst", "--probability", fmt.Sprint(float64(percent)/100))
 	}
 	f.answer(0, &got, args...)
-	if r == small && percent == 5 {
+	if k.folios && got[0].Folio != 64<<10 {
+		f.t.Errorf("%v: %d bytes come in at a touch: %s", k, got[0].Folio, got[0].Single)
+	}
+	if r == small && (percent == 5 || k.folios && percent == 100) {
 		return got[0].Mean
 	}
 	return got[0].Median
@@ -71,6 +95,11 @@ func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 	f.begin(0, "pfd --nodes 2 "+strings.Join(slow, " "))
 	verbs := f.lines(0, "/tmp/rxe", "lo")
 	fig = figures{}
+	kinds := ourKinds
+	if out, err := f.try(0, "sh", "-c", allowFolios); err != nil {
+		t.Logf("skipped: rows with folios: the guest's kernel does not allow them: %s", out)
+		kinds = kinds[:2]
+	}
 	for i := range rounds + 1 {
 		var theirs map[string][]int64
 		verbs(&theirs)
@@ -80,11 +109,11 @@ func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 		for name, ns := range theirs {
 			fig.add(name, ns...)
 		}
-		for _, memory := range workload.Memories {
+		for _, k := range kinds {
 			for _, r := range peerSizes {
 				for _, percent := range peerPercent {
-					if v := f.ourWrite(memory, r, percent); i > 0 {
-						fig.add(peerCase(ours(memory), r.size, percent), int64(v*1e3))
+					if v := f.ourWrite(k, r, percent); i > 0 {
+						fig.add(peerCase(k.String(), r.size, percent), int64(v*1e3))
 					}
 				}
 			}
@@ -101,7 +130,10 @@ func peers(t testing.TB, rounds int) (fig figures, accelerator string) {
 func TestPeers(t *testing.T) {
 	fig, _ := peers(t, 1)
 	for _, r := range peerSizes {
-		for _, who := range []string{"on demand", ours(workload.Shared), ours(workload.Any)} {
+		for _, who := range []string{"on demand", ourKinds[0].String(), ourKinds[1].String(), ourKinds[2].String(), ourKinds[3].String()} {
+			if strings.HasSuffix(who, "folios") && len(fig[peerCase(who, r.size, 0)]) == 0 {
+				continue // peers says why
+			}
 			present, absent := fig.median(peerCase(who, r.size, 0)), fig.median(peerCase(who, r.size, 100))
 			t.Logf("%s, %d bytes: %.0f us, absent %.0f us: %.2f", who, r.size, present, absent, absent/present)
 			if present <= 0 || absent <= 0 {
@@ -117,7 +149,11 @@ func BenchmarkPeers(b *testing.B) {
 	fig, accelerator := peers(b, 8)
 	var text strings.Builder
 	fmt.Fprintf(&text, "| in one guest (%s), medians | 4 KiB present | 5 %% absent, mean | absent | absent / present | 1 MiB present | 5 %% absent | absent | 5 %% / present | absent / present |\n|%s\n", accelerator, strings.Repeat(" --- |", 10))
-	for _, k := range []struct{ who, name string }{{"pinned", "rdma_rxe, pinned"}, {"on demand", "rdma_rxe, on demand"}, {ours(workload.Shared), "ours (gup; p1, pa)"}, {ours(workload.Any), "ours, memory any"}} {
+	for _, k := range []struct{ who, name string }{{"pinned", "rdma_rxe, pinned"}, {"on demand", "rdma_rxe, on demand"}, {ourKinds[0].String(), "ours (gup; p1, pa)"}, {ourKinds[1].String(), "ours, memory any"},
+		{ourKinds[2].String(), "ours, folios of 64 KiB (4 KiB absent: the mean)"}, {ourKinds[3].String(), "ours, memory any, folios"}} {
+		if len(fig[peerCase(k.who, small.size, 0)]) == 0 {
+			continue
+		}
 		fmt.Fprintf(&text, "| %s |", k.name)
 		for _, r := range peerSizes {
 			present := fig.median(peerCase(k.who, r.size, 0))

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/exanet/pfd/internal/outfile"
+	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/internal/workload"
 )
 
@@ -34,8 +35,18 @@ func Replace(file, name, text string) error {
 }
 
 // Document writes all tables into dir/benchmarks.md, the comparison with the papers' figures
-// into dir/evaluation.md, and the pictures into dir/plots.
+// into dir/evaluation.md, and the pictures into dir/plots. If only folios were measured it writes
+// their table.
 func (r *Report) Document(dir string) error {
+	// The machine may allow none: the figures that are there stay.
+	if t := r.Table(foliosTable); t != nil && len(t.Rows) > 2 {
+		if err := Replace(filepath.Join(dir, "benchmarks.md"), "bench-folios", r.Head()+"\nVersion "+version.String()+".\n"+t.Markdown()); err != nil {
+			return err
+		}
+	}
+	if len(r.Suites) == 1 {
+		return nil
+	}
 	if err := Replace(filepath.Join(dir, "benchmarks.md"), "bench", r.Markdown()); err != nil {
 		return err
 	}

@@ -8,12 +8,15 @@ import (
 	"github.com/exanet/pfd/internal/workload"
 )
 
+// foliosTable has a section of its own in docs/benchmarks.md.
+const foliosTable = "folios"
+
 // folios measures absent memory that comes in by folios beside memory that comes in by single pages.
 // A median would hide the faults of small transfers: the figures are means of a row's transfers.
 func (r *run) folios() error {
 	r.usual(workload.Memories...)
 	defer r.usual(workload.Shared)
-	t := r.table("folios", "Absent memory that comes in by folios (gup): mean of a row's transfers", "us", "destination", "present")
+	t := r.table(foliosTable, "Absent memory that comes in by folios (gup): mean of a row's transfers", "us", "destination", "present")
 	t.Means = true
 	return r.with(2, func(d *pfd) error {
 		for _, k := range []struct {

@@ -2,6 +2,8 @@ package bench
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -37,6 +39,18 @@ func TestFolios(t *testing.T) {
 			}
 			if kib == 0 && (len(table.Notes) != 2 || !strings.Contains(notes, folios.SharedLine) || !strings.Contains(notes, folios.PrivateLine)) || kib > 0 && notes != "" {
 				t.Errorf("notes %q", notes)
+			}
+			docs := t.TempDir()
+			page := filepath.Join(docs, "benchmarks.md")
+			const old = "<!-- bench-folios -->\nas before\n<!-- /bench-folios -->\n"
+			if err := os.WriteFile(page, []byte(old), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Document(docs); err != nil {
+				t.Error(err)
+			}
+			if b, err := os.ReadFile(page); err != nil || (string(b) == old) != (kib == 0) {
+				t.Errorf("the document has %q, %v", b, err)
 			}
 			for _, row := range rows {
 				for _, m := range workload.Memories {

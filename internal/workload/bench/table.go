@@ -367,12 +367,14 @@ func (r *Report) Head() string {
 	return text
 }
 
-// Markdown returns all tables for a document.
+// Markdown returns all tables for a document, except that of folios.
 func (r *Report) Markdown() string {
 	var b strings.Builder
 	b.WriteString(r.Head())
 	for _, t := range r.Tables {
-		b.WriteString(t.Markdown())
+		if t.Name != foliosTable {
+			b.WriteString(t.Markdown())
+		}
 	}
 	return b.String()
 }

@@ -168,7 +168,7 @@ type perfLine struct {
 	Memory     string       `json:"memory"` // the kind that was used: under method uffd emulated nodes have only any
 
 	// Without --folios these are unknown.
-	Folio  maybe.Number `json:"folio_bytes"`       // what comes in at a touch
+	Folio  maybe.Number `json:"folio_bytes"`       // bytes that come in at a touch
 	Single *string      `json:"single_pages"`      // why that is a single page
 	First  maybe.Number `json:"first_average_us"`  // transfers that bring in a folio
 	Others maybe.Number `json:"others_average_us"` // transfers whose folios are there

@@ -27,7 +27,7 @@ func (r *run) folios() error {
 			turns := make([]*turn, 3)
 			for i, q := range []workload.PerfRun{{}, {Dst: 1}, {Dst: 1, Folios: true}} {
 				q.Size, q.Count, q.Parts = k.size, 1, rowOf(k.size)
-				turns[i] = &turn{count: max(r.count(k.size)/q.Parts, 1), do: func(add func(*Cell, ...float64)) error {
+				turns[i] = &turn{count: max(r.count(k.size)/q.Parts, r.Count/50, 1), do: func(add func(*Cell, ...float64)) error {
 					for _, q.Memory = range r.kinds(p) {
 						got, err := r.row(p, q)
 						if err != nil {

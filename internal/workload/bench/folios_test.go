@@ -40,6 +40,7 @@ func TestFolios(t *testing.T) {
 			if kib == 0 && (len(table.Notes) != 2 || !strings.Contains(notes, folios.SharedLine) || !strings.Contains(notes, folios.PrivateLine)) || kib > 0 && notes != "" {
 				t.Errorf("notes %q", notes)
 			}
+			readAll(t, r)
 			docs := t.TempDir()
 			page := filepath.Join(docs, "benchmarks.md")
 			const old = "<!-- bench-folios -->\nas before\n<!-- /bench-folios -->\n"

@@ -397,6 +397,7 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	pthread_mutex_init(&e->lock, NULL);
 	pthread_mutex_init(&e->messages, NULL);
 	pthread_mutex_init(&e->serving, NULL);
+	pthread_mutex_init(&e->sending, NULL);
 	int error = handshake(e, o ? o : &none);
 	if (!error && (e->info.method == EXANET_TOUCH || e->info.method == EXANET_POPULATE)) {
 		/* Not a pipe: closing its end would not wake the threads if a child has a copy of it. The
@@ -447,6 +448,7 @@ static void release(exanet *e)
 {
 	for (struct buffer *b; (b = e->buffers); free(b))
 		e->buffers = b->next;
+	forget_messages(e);
 	munmap(e->own, 4096);
 	free(e);
 }
@@ -533,6 +535,7 @@ int exanet_close(exanet *e)
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->messages);
 	pthread_mutex_destroy(&e->serving);
+	pthread_mutex_destroy(&e->sending);
 	release(e);
 out:
 	if (!helped)

@@ -134,6 +134,26 @@ int exanet_abort(exanet *, int transfer);
 /* Waits until a word of this process's memory has the value: a notification's last. */
 int exanet_wait_word(exanet *, const uint64_t *word, uint64_t value, int timeout);
 
+/* A message of another process. The nodes write who its sender is. */
+enum { EXANET_WORDS = 8 };
+struct exanet_message {
+	uint32_t node;		/* of the sender, or of the process that refused */
+	uint32_t number;	/* with -EREMOTEIO: of this process's message that was refused; else 0 */
+	uint16_t pdid;		/* of the sender */
+	unsigned char interface, count;	/* of the sender; words */
+	uint64_t words[EXANET_WORDS];	/* bits [17:2] of the first are zero */
+};
+
+/* Sends 1 to 8 words to the process that exported remote, whose address and length do not matter, and returns
+ * the message's number, 1 or more. Bits [23:2] of the first word must be zero. Messages are not reliable:
+ * -EREMOTEIO: the receiver's mailbox is full, or it does not admit this process, or it has ended. Another
+ * node may refuse a message later: exanet_receive reports that. -EBUSY: pfd does not read the messages. */
+int exanet_send(exanet *, const struct exanet_remote *, const uint64_t *words, int n);
+/* Waits for a message and returns the number of its words; a timeout in milliseconds, -1: none. -EREMOTEIO:
+ * the message of this process whose number is in the message was refused. -ETIMEDOUT: none has arrived. The
+ * library keeps 1024 messages and drops further ones. */
+int exanet_receive(exanet *, struct exanet_message *, int timeout);
+
 /* Pages in memory of this process before a transfer needs it. */
 int exanet_prefetch(exanet *, void *, size_t, int write);
 /* Returns memory that is shared with the device, as a file of its own, and with method uffd registered. With

@@ -28,8 +28,8 @@ enum { DONE_READY = 0, DONE_OK = 1, DONE_FAILED = 3 };
 
 enum { STATUS_ADDRESS = 2, STATUS_ABORTED = 9, STATUS_GONE = 10 };
 
-/* Packetizer channels: a fault never waits for a doorbell. */
-enum { SEND_DOORBELL, SEND_FAULT, SEND_READ };
+/* Packetizer channels: a fault never waits for a doorbell, and a message for none of them. */
+enum { SEND_DOORBELL, SEND_FAULT, SEND_READ, SEND_MESSAGE };
 
 enum { CHANNELS = 32, READS = 32, MAILBOX_PROCESS = 16, SLOTS = 16 };
 
@@ -52,6 +52,18 @@ struct read {
 	uint32_t use, node;
 	uint64_t last, words[7];
 	int64_t due, pause;	/* ns: when it is requested again */
+};
+
+/* A handler of the messages of a kind is called by any thread that empties the mailbox, with the lock held:
+ * it must call no function of an attachment. A message without words is the refusal of one of this process's. */
+typedef void exanet_handler(void *arg, const struct exanet_message *);
+enum { KINDS = 4 };	/* 0, 12, 13 and 14 */
+struct kind {
+	exanet_handler *handler;
+	void *arg;
+	struct exanet_message *queue;	/* of a kind without a handler */
+	unsigned head, count;
+	uint32_t last;		/* number of the message that was sent last: atomic */
 };
 
 /* A page-fault thread. A message wakes an idle one, the first one if it is idle. If none is left idle,
@@ -88,6 +100,11 @@ struct exanet {
 	uint32_t busy;		/* channels with a transfer of this attachment */
 	struct read reads[READS];
 	struct read *asking;	/* the read whose request is in the packetizer or was sent last */
+	struct kind kinds[KINDS];	/* messages of other processes */
+	uint32_t kept;		/* messages in all queues: written under lock, atomic */
+	uint64_t dropped;	/* messages without room or of a reserved kind */
+	pthread_mutex_t sending;	/* guards left, and the packetizer channel of messages; taken before lock */
+	struct exanet_message left;	/* number, node, kind's index (count) of a message that pfd may not have read */
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	int64_t time_offset;	/* of CLOCK_MONOTONIC in the time namespace, ns */
 	uint64_t last;
@@ -203,5 +220,22 @@ int64_t now(void);
  * after each pause lasts at most a quarter too long. */
 void rest(int64_t *pause, int64_t most);
 int make_words(exanet *);
+/* sleep_until calls done until it returns another value than EXANET_ONGOING, or the timeout has passed.
+ * Words from another pfd, and the end of a killed pfd, wake no thread, so it checks by itself after a
+ * millisecond, and then after a part of the time that it has waited, up to most. */
+int sleep_until(exanet *, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg);
+
+unsigned char *packetizer(exanet *, int channel);
+/* publish writes words to a free packetizer channel. */
+void publish(exanet *, int channel, uint64_t destination, const uint64_t *words, int n, uint32_t number);
+/* refused reports whether the last message of a channel, which pfd has read, was refused. */
+bool refused(exanet *, int channel);
+
+int take_mail(exanet *, struct read *mine);
+/* keep_message takes a message of the mailbox, under the lock, unless it is a firmware's answer to a read. */
+bool keep_message(exanet *, uint64_t source, const unsigned char *words);
+void forget_messages(exanet *);
+/* exanet_handle sets the handler of a kind other than the program's. */
+int exanet_handle(exanet *, int kind, exanet_handler *, void *arg);
 
 #endif

@@ -54,7 +54,7 @@ void rest(int64_t *pause, int64_t most)
 		*pause = most;
 }
 
-static unsigned char *packetizer(exanet *e, int channel) { return e->pages + PACKETIZER + PACKETIZER_CHANNEL * channel; }
+unsigned char *packetizer(exanet *e, int channel) { return e->pages + PACKETIZER + PACKETIZER_CHANNEL * channel; }
 
 /* taken waits until pfd has read the message in a packetizer channel; false: the attachment has ended. It
  * spins for SPIN, then sleeps longer each time: pfd may be stopped, or may need this processor, which
@@ -71,19 +71,18 @@ static bool taken(exanet *e, int channel)
 	return true;
 }
 
-/* publish writes words to a free packetizer channel. */
-static void publish(exanet *e, int channel, uint32_t node, int mailbox, const uint64_t *words, int n)
+void publish(exanet *e, int channel, uint64_t destination, const uint64_t *words, int n, uint32_t number)
 {
 	unsigned char *c = packetizer(e, channel);
-	store64(c, node | (uint64_t)mailbox << 24);
+	store64(c, destination);
 	for (int i = 0; i < n; i++)
 		store64(c + 8 + 8 * i, words[i]);
 	store64(c + PACKETIZER_STATUS, 1);
-	store64(c + PACKETIZER_SEND, n);
+	store64(c + PACKETIZER_SEND, n | (uint64_t)number << 16);
 	kick(e);
 }
 
-static bool refused(exanet *e, int channel) { return load64(packetizer(e, channel) + PACKETIZER_STATUS) != 0; }
+bool refused(exanet *e, int channel) { return load64(packetizer(e, channel) + PACKETIZER_STATUS) != 0; }
 
 /* send_words waits for a channel that one thread uses, writes words to it, and waits until pfd has read
  * them: 0, or -1: refused, or the attachment has ended. */
@@ -91,7 +90,7 @@ static int send_words(exanet *e, int channel, uint32_t node, int mailbox, const 
 {
 	if (!taken(e, channel))
 		return -1;
-	publish(e, channel, node, mailbox, words, n);
+	publish(e, channel, node | (uint64_t)mailbox << 24, words, n, 0);
 	return taken(e, channel) && !refused(e, channel) ? 0 : -1;
 }
 
@@ -211,7 +210,7 @@ static bool ask_again(exanet *e, struct read *r)
 	if (e->asking == r && refused(e, SEND_READ))
 		return false;
 	asked(e, r);
-	publish(e, SEND_READ, r->node, 2, r->words, 7);
+	publish(e, SEND_READ, r->node | 2 << 24, r->words, 7, 0);
 	return true;
 }
 
@@ -262,21 +261,23 @@ out:
 	return error;
 }
 
-/* take_mail takes the answers of targets' firmware, under the lock. It accepts them only from a source with
- * PDID 0, which no process has. It returns the status of mine, 0: none. */
-static int take_mail(exanet *e, struct read *mine)
+/* take_mail empties the mailbox's ring, under the lock: of messages, whatever room they have, and of the
+ * answers of targets' firmware. It accepts answers only from a source with PDID 0, which no process has. It
+ * returns the status of mine, 0: none. */
+int take_mail(exanet *e, struct read *mine)
 {
 	int status = 0;
 	uint32_t head = load32(e->pages + MAIL_HEAD);
 	while (head != load32(e->pages + MAIL_TAIL)) {
 		unsigned char *m = e->pages + MAIL + MAIL_SIZE * (head % MAIL_SLOTS);
 		uint64_t source = load64(m), word = load64(m + 8);
+		const bool message = keep_message(e, source, m + 8);
 		store32(e->pages + MAIL_HEAD, head + 1);
 		if (load32(e->pages + MAIL_TAIL) - head++ >= MAIL_SLOTS)	/* after the store: pfd stores the tail, then loads the head */
 			kick(e);
 		uint16_t tag = word >> 2 & 0x3fff;
 		struct read *r = &e->reads[tag % READS];
-		if ((word & 3) || (source >> 32 & 0xffff) || !r->open || r->tag != tag || r->node != (source & 0x3fffff))
+		if (message || (word & 3) || !r->open || r->tag != tag || r->node != (source & 0x3fffff))
 			continue;
 		int code = word >> 32 & 0xff;
 		if (r->cancelled && code)
@@ -365,10 +366,7 @@ int exanet_poll(exanet *e, int transfer)
 	return status;
 }
 
-/* sleep_until calls done until it returns another value than EXANET_ONGOING, or the timeout has passed.
- * Words from another pfd, and the end of a killed pfd, wake no thread, so it checks by itself after a
- * millisecond, and then after a part of the time that it has waited, up to most. */
-static int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
+int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
 {
 	UNCANCELLED;
 	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
@@ -627,7 +625,7 @@ static void serve(struct server *s, const char *t, uint32_t seq)
 	pthread_mutex_lock(&e->serving);
 	s->page = 0;
 	if (taken(e, SEND_FAULT))
-		publish(e, SEND_FAULT, node, 1, &rapf, 1);	/* a refused one is repeated by the retransmission limit */
+		publish(e, SEND_FAULT, node | 1 << 24, &rapf, 1, 0);	/* a refused one is repeated by the retransmission limit */
 	pthread_mutex_unlock(&e->serving);
 }
 

@@ -111,6 +111,7 @@ func (s *stormState) send(ctx context.Context, p parcel) error {
 		number, err := s.e.Send(ctx, s.peers[p.peer], 0, uint64(s.own), p.seq)
 		if err == nil {
 			s.sent[number] = p
+			delete(s.sent, number-1<<14) // a refusal names one of the last 2^14
 		}
 		s.mu.Unlock()
 		if !errors.Is(err, ErrRefused) {

@@ -188,6 +188,8 @@ func (b *messages) count() { b.waiting.Store(int32(b.len())) }
 // ErrClosed or ErrGone. Messages that arrived before the end of the attachment are returned first.
 //
 // An endpoint keeps 1024 messages; further ones are dropped and counted (Stats.MessagesDropped).
+// Send, too, moves messages there from the mailbox: a program that sends many takes those that
+// have arrived before each.
 func (e *Endpoint) Receive(ctx context.Context) (Message, error) {
 	m, err := e.receive(ctx, mailbox.KindProgram)
 	if m.Refused != 0 {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/exanet/pfd/device"
 )
@@ -65,97 +64,106 @@ func storm(args string) error {
 		peers = append(peers, r)
 	}
 
-	s := &stormState{e: e, peers: peers, own: own, sent: map[uint32]parcel{}}
-	failed := make(chan error, 2)
-	var both sync.WaitGroup
-	both.Go(func() { failed <- s.receive(ctx, count) })
+	s := &stormState{e: e, peers: peers, own: own, count: count, left: (len(peers) - 1) * count, sent: map[uint32]parcel{}}
+	for range peers {
+		s.got = append(s.got, make([]bool, count))
+	}
 	for seq := range uint64(count) {
 		for peer := range peers {
-			if peer != own {
-				if err := s.send(ctx, parcel{peer, seq}); err != nil {
-					return err
-				}
+			if peer == own {
+				continue
+			}
+			s.again = append(s.again, parcel{peer, seq})
+			if err := s.send(ctx); err != nil {
+				return err
 			}
 		}
 	}
-	ended := make(chan struct{})
-	both.Go(func() {
+	go func() {
 		in.Scan()
-		close(ended)
-	})
-	select {
-	case err := <-failed:
-		return err
-	case <-ended:
 		cancel()
+	}()
+	for ctx.Err() == nil {
+		if err := s.take(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+		if err := s.send(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
 	}
-	both.Wait()
 	if n := e.Stats().MessagesDropped; n != 0 {
 		return fmt.Errorf("%d messages were dropped", n)
 	}
 	return nil
 }
 
+// stormState is the state of a process of a storm.
 type stormState struct {
 	e     *Endpoint
 	peers []Remote
 	own   int
-	mu    sync.Mutex
+	count int
 	sent  map[uint32]parcel
+	again []parcel // to be sent
+	got   [][]bool
+	left  int // to be received
 }
 
-// send sends a parcel, again while it is refused at once.
-func (s *stormState) send(ctx context.Context, p parcel) error {
-	for {
-		s.mu.Lock() // so that a late refusal is looked up after its message is recorded
-		number, err := s.e.Send(ctx, s.peers[p.peer], 0, uint64(s.own), p.seq)
-		if err == nil {
-			s.sent[number] = p
-			delete(s.sent, number-1<<14) // a refusal names one of the last 2^14
-		}
-		s.mu.Unlock()
-		if !errors.Is(err, ErrRefused) {
-			return err
-		}
-	}
-}
-
-func (s *stormState) receive(ctx context.Context, count int) error {
-	got := make([][]bool, len(s.peers))
-	for i := range got {
-		got[i] = make([]bool, count)
-	}
-	for left := (len(s.peers) - 1) * count; ; {
-		m, err := s.e.Receive(ctx)
-		var r *RefusedError
-		switch {
-		case errors.Is(err, context.Canceled):
-			return nil
-		case errors.As(err, &r):
-			s.mu.Lock()
-			p, ok := s.sent[r.Number]
-			delete(s.sent, r.Number)
-			s.mu.Unlock()
-			if !ok {
-				return fmt.Errorf("a refusal of message %d, which was not sent", r.Number)
+// send sends the parcels of again. Before each it takes all messages that have arrived, so that
+// the endpoint never has to drop any.
+func (s *stormState) send(ctx context.Context) error {
+	ended, end := context.WithCancel(ctx)
+	end()
+	for len(s.again) > 0 {
+		for {
+			err := s.take(ended)
+			if errors.Is(err, context.Canceled) {
+				break
 			}
-			if err := s.send(ctx, p); err != nil && ctx.Err() == nil {
+			if err != nil {
 				return err
 			}
-			continue
-		case err != nil:
+		}
+		p := s.again[len(s.again)-1]
+		number, err := s.e.Send(ctx, s.peers[p.peer], 0, uint64(s.own), p.seq)
+		switch {
+		case err == nil:
+			s.again = s.again[:len(s.again)-1]
+			s.sent[number] = p
+			delete(s.sent, number-1<<14) // a refusal names one of the last 2^14
+		case !errors.Is(err, ErrRefused):
 			return err
 		}
-		from, seq := m.Words[1], m.Words[2]
-		if m.N != 3 || from >= uint64(len(got)) || seq >= uint64(count) || m.Node != s.peers[from].Node || m.PDID != s.peers[from].PDID || m.Interface != s.peers[from].Interface {
-			return fmt.Errorf("message %+v", m)
-		}
-		if got[from][seq] {
-			return fmt.Errorf("message %d of process %d came twice", seq, from)
-		}
-		got[from][seq] = true
-		if left--; left == 0 {
-			fmt.Println("all")
-		}
 	}
+	return nil
+}
+
+// take takes a message, or a late refusal.
+func (s *stormState) take(ctx context.Context) error {
+	m, err := s.e.Receive(ctx)
+	var r *RefusedError
+	if errors.As(err, &r) {
+		p, ok := s.sent[r.Number]
+		if !ok {
+			return fmt.Errorf("a refusal of message %d, which was not sent", r.Number)
+		}
+		delete(s.sent, r.Number)
+		s.again = append(s.again, p)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	from, seq := m.Words[1], m.Words[2]
+	if m.N != 3 || from >= uint64(len(s.got)) || seq >= uint64(s.count) || m.Node != s.peers[from].Node || m.PDID != s.peers[from].PDID || m.Interface != s.peers[from].Interface {
+		return fmt.Errorf("message %+v", m)
+	}
+	if s.got[from][seq] {
+		return fmt.Errorf("message %d of process %d came twice", seq, from)
+	}
+	s.got[from][seq] = true
+	if s.left--; s.left == 0 {
+		fmt.Println("all")
+	}
+	return nil
 }

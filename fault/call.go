@@ -216,7 +216,7 @@ func (d *Driver) complete(s *slot, c *call) {
 	if got != 0 {
 		s.counts.PageIns++
 		fresh := uint64(bits.OnesCount64(c.op.Paged.New & all))
-		s.counts.Pages += fresh
+		s.counts.Pages += fresh + uint64(c.op.Paged.Beside)
 		s.ahead.Paged(uint64(pages), fresh)
 		switch c.op.Paged.Kind {
 		case gup.Major:

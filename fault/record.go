@@ -77,7 +77,8 @@ type PageIn struct {
 	Method         Method
 	Policy         Policy
 	Pages          int // requested
-	Got, New       int // resident after the call; of these, not resident before
+	Got            int // of these, resident after the call
+	New            int // pages that it made resident, with those that came in the same folios
 	Write          bool
 	Kind           gup.Kind
 	Err            error // why the first page is not resident

@@ -220,7 +220,7 @@ func (d *Driver) pagedIn(s *slot, c *call, got uint64) {
 	d.observePageIn(&PageIn{
 		Page: device.VA(c.start << device.PageShift), Slot: c.slot, PDID: s.target.PDID,
 		Method: s.target.Method, Policy: s.target.Policy,
-		Pages: int(c.end - c.start), Got: bits.OnesCount64(got), New: bits.OnesCount64(c.op.Paged.New & got),
+		Pages: int(c.end - c.start), Got: bits.OnesCount64(got), New: bits.OnesCount64(c.op.Paged.New&got) + c.op.Paged.Beside,
 		Write: c.write, Kind: c.op.Paged.Kind, Err: c.op.Paged.Err, Started: c.op.Started, Ended: c.op.Ended,
 	})
 }

@@ -10,7 +10,7 @@ type Counts struct {
 	Remote       uint64 // of these, destination faults
 	Duplicates   uint64 // entries for pages that their block already waits for
 	PageIns      uint64 // Pager.PageIn calls that brought pages in
-	Pages        uint64 // pages that these calls made resident
+	Pages        uint64 // pages that these calls made resident, with all pages of the folios that came in
 	Ahead        uint64 // pages that policy Adaptive asked for ahead of their use
 	Unused       uint64 // of these, pages whose use was never observed
 	Minor        uint64 // of the PageIn calls, by kind of fault

@@ -3,6 +3,7 @@ package gup
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"runtime"
 	"sync"
 
@@ -47,8 +48,15 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	}
 	va = va.Page()
 	before, seen := g.p.Hint(va)
+	var touched Result // by a page-in of folios that has not brought in all
+	var there uint64   // before it
 	if g.view != nil && (pages > 1 || seen && !before.Present()) {
-		if r, ok := g.shared(va, pages, write, before); ok {
+		if f, ok := g.view.Folios(va, pages, write); ok {
+			if touched, ok = g.folios(&f, va, write); ok {
+				return touched
+			}
+			there = f.There >> bits.TrailingZeros64(f.Asked)
+		} else if r, ok := g.shared(va, pages, write, before); ok {
 			return r
 		}
 	}
@@ -107,7 +115,7 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	if err != nil {
 		return Result{Kind: kind, Err: &Error{va, write, err}}
 	}
-	r := Result{Kind: kind}
+	r := Result{Kind: kind, Beside: touched.Beside}
 	if errors.Is(errno, unix.EFAULT) {
 		for i, e := range entries[:n] {
 			if !e.Present() {
@@ -128,7 +136,7 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 			}
 		}
 	}
-	r.Since(was)
+	r.Since((was | there) &^ touched.New)
 	switch {
 	case r.Resident&1 == 0:
 		if r.Err = g.why(va, write, entries[0], errno); r.Err == nil {

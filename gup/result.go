@@ -2,8 +2,10 @@ package gup
 
 import (
 	"errors"
+	"math/bits"
 
 	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/view"
 )
 
 // MaxPages is how many pages one PageIn covers at most: one bit each. The kernel would accept
@@ -73,4 +75,14 @@ type Result struct {
 	There    bool   // page 0 was ready before: there was nothing to do
 	Kind     Kind   // of the first page
 	Err      error  // why the first page is not resident; nil if it is
+	Beside   int    // pages that came in the same folios and were not asked for
+}
+
+// Came sets the pages of a Result: those of f that are entered in a view, and of these the ones that
+// the page-in has brought in.
+func (r *Result) Came(f *view.Folios, entered, came uint64) {
+	first := bits.TrailingZeros64(f.Asked)
+	r.Resident, r.New = (entered&f.Asked)>>first, (came&f.Asked)>>first
+	r.There = (entered&f.There)>>first&1 != 0
+	r.Beside = bits.OnesCount64(came &^ f.Asked)
 }

@@ -123,7 +123,7 @@ type Info struct {
 // (docs/service.md).
 type Stats struct {
 	NumPageFaults        uint64 // pages that accesses faulted on; touch: fault messages served
-	NumPageFaultPages    uint64 // pages paged in for them: absent before, or to be copied
+	NumPageFaultPages    uint64 // pages paged in for them, with those of whole folios: absent before, or to be copied
 	NumFailedResolutions uint64 // faults that cannot be resolved; touch: messages answered with the fail bit
 	// NumInvalidations counts the operations that took memory from the device: evictions, Unshare
 	// and Free of shared memory, and with Options.CountInvalidations madvise, munmap and

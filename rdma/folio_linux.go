@@ -47,10 +47,10 @@ func folioOf(fd int, b []byte) (int, error) {
 		"such as %s (exanetctl doctor)", ErrFolios, len(b), folios.SharedLine)
 }
 
-// filled returns why memory whose missing pages pfd fills has no folios, if they were requested.
-func filled(folios bool) error {
-	if !folios {
-		return nil
+// single returns why no memory of this endpoint comes in by folios.
+func (e *Endpoint) single() error {
+	if e.welcome.Method == MethodUFFD {
+		return fmt.Errorf("%w: method uffd fills single pages: attach with another method", ErrFolios)
 	}
-	return fmt.Errorf("%w: method uffd fills single pages: attach with another method", ErrFolios)
+	return fmt.Errorf("%w: pfd brings them in for the device, which does not use the page tables of processes", ErrFolios)
 }

@@ -38,6 +38,7 @@ func TestFolios(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			f.caps = device.CapsSVA
 			e := attachTo(t, startFake(t, f))
 			folio := kib << 10 / device.PageSize
 			size := (2*folio+3)*device.PageSize - 1
@@ -105,6 +106,7 @@ func TestNoFolios(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		f.caps = device.CapsSVA
 		return f
 	}
 	t.Run("the setting", func(t *testing.T) {
@@ -121,10 +123,15 @@ func TestNoFolios(t *testing.T) {
 		f.method, f.hold = pagein.UFFD, oblige(false)
 		_ = alloc(t, f, size)
 	})
+	t.Run("a device with tables of its own", func(t *testing.T) {
+		foliotest.Set(t, 64)
+		f := newFake(t)
+		f.caps = 0
+		_ = alloc(t, f, size)
+	})
 	t.Run("an older pfd", func(t *testing.T) {
 		foliotest.Set(t, 64)
 		f := newFake(t)
-		f.caps = device.CapsSVA
 		f.hold = oblige(true)
 		var refused *attach.RefusedError
 		if why := alloc(t, f, size); !errors.As(why, &refused) {

@@ -83,9 +83,11 @@ func (e *Endpoint) alloc(size int, folios bool) (*Buffer, error) {
 	if registered && e.Info().SVA() {
 		return e.allocRegistered(size, folios)
 	}
-	b, err := e.allocShared(size, folios && !registered)
+	b, err := e.allocShared(size, folios && !registered && e.Info().SVA())
+	if err == nil && folios && b.folio == 1 && b.single == nil {
+		b.single = e.single()
+	}
 	if err == nil && registered {
-		b.single = filled(folios)
 		if err = e.Register(b.b); err != nil {
 			err = errors.Join(err, b.Free())
 		}

@@ -60,7 +60,11 @@ func (e *Endpoint) allocRegistered(size int, folios bool) (*Buffer, error) {
 	if !e.dump {
 		dump(VAOf(b), uint64(len(b)), false)
 	}
-	return &Buffer{b: b, size: size, ep: e, registered: true, folio: 1, single: filled(folios)}, nil
+	m := &Buffer{b: b, size: size, ep: e, registered: true, folio: 1}
+	if folios {
+		m.single = e.single()
+	}
+	return m, nil
 }
 
 // Prefetch pages in size bytes of this process's memory at va before a transfer needs them, for

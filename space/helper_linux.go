@@ -1,6 +1,7 @@
 package space
 
 import (
+	"math/bits"
 	"slices"
 
 	"github.com/exanet/pfd/space/memport"
@@ -34,7 +35,11 @@ func (h *helper) Start(op *Op, now int64, _ bool) Step {
 		r.AskWalk(op.VA, op.Pages, op.Write)
 	case Move, Words:
 		r.AskMove(op.Bufs, op.VA, op.Write, op.Kind == Words)
-	default:
+	case PageIn, Remap:
+		if f := &op.folios; f.Touch != 0 {
+			r.AskTouch(f.VA, f.Touch, op.Write)
+			break
+		}
 		r.AskPageIn(op.VA, op.Pages, op.Write)
 	}
 	switch ok, ended := h.port.Submit(&r.Request, now); {
@@ -67,7 +72,13 @@ func (h *helper) settle(r *request) *Op {
 	case Move, Words:
 		op.Moved, op.Err = r.Moved, r.Err
 	default:
+		touched := op.Paged // by a touch of folios that has not brought in all
 		op.Paged = r.PageIn
+		if f := &op.folios; f.Pages > 0 {
+			was := op.Paged.Resident&^op.Paged.New | f.There>>bits.TrailingZeros64(f.Asked)
+			op.Paged.Since(was &^ touched.New)
+			op.Paged.Beside = touched.Beside
+		}
 	}
 	r.op = nil
 	h.free = append(h.free, r)

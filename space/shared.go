@@ -1,9 +1,12 @@
 package space
 
 import (
+	"math/bits"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/view"
 )
 
 // View is memory that a process shares, as pfd maps it; *view.View implements it.
@@ -14,6 +17,9 @@ type View interface {
 	WriteWords(words []byte, va device.VA) bool
 	Window(va device.VA, pages int, write bool) (at device.VA, n int, ok bool)
 	Shares(va device.VA, pages int, write bool) (start device.VA, n int)
+	Folios(va device.VA, pages int, write bool) (f view.Folios, ok bool)
+	EnterFolios(f *view.Folios, permitted uint64) (entered, came uint64)
+	InFile(va device.VA, pages int) (there uint64, folios bool)
 	Enter(va device.VA, pages int, there uint64) (entered uint64)
 	Look(va device.VA, pages int) (absent uint64)
 	PageIn(va device.VA, pages int, write bool) (entered, filled uint64)
@@ -26,6 +32,7 @@ const (
 	entering                  // walk of the other Space, whose pages are then entered in the view
 	looking                   // walk of the file
 	filling                   // page-in into the file
+	touching                  // touch of absent folios by the other Space, then a step that enters them
 )
 
 type shared struct {
@@ -33,13 +40,20 @@ type shared struct {
 	view  View
 	// byFile means that walks and page-ins of shared memory use the file, not the other Space.
 	byFile bool
+
+	next   func(*Op, Step) // of the Poll in progress
+	polled func(*Op, Step) // calls next, so that Poll allocates nothing
 }
 
 // NewShared returns a Space that accesses the memory that a process shares through v, without system
 // calls, as far as its pages are entered in v. All other memory is left to other. byFile means that
 // other sends requests to another process: walks and page-ins of shared memory are then made in the
 // file behind v, which is faster.
-func NewShared(v View, other Space, byFile bool) Space { return &shared{other, v, byFile} }
+func NewShared(v View, other Space, byFile bool) Space {
+	s := &shared{Space: other, view: v, byFile: byFile}
+	s.polled = func(op *Op, step Step) { s.next(op, enters(op, step)) }
+	return s
+}
 
 // Start implements Space.
 func (s *shared) Start(op *Op, now int64, mapped bool) Step {
@@ -64,16 +78,38 @@ func (s *shared) Run(op *Op) {
 	case looking:
 		op.Walked = proc.Walk{Absent: s.view.Look(op.VA, op.Pages)}
 	case filling:
+		var ok bool
+		if op.folios, ok = s.view.Folios(op.VA, op.Pages, op.Write); ok {
+			if op.Paged = (gup.Result{}); op.folios.Touch == 0 {
+				s.came(op)
+			}
+			return
+		}
 		there, new := s.view.PageIn(op.VA, op.Pages, op.Write)
 		op.Paged = gup.Result{Resident: there}
 		op.Paged.Since(there &^ new)
+	case touching:
+		s.came(op)
 	case entering:
-		if s.Space.Run(op); op.Err == nil {
-			s.view.Enter(op.VA, op.Pages, ^(op.Walked.Absent | op.Walked.Denied))
+		if s.Space.Run(op); op.Err != nil {
+			return
 		}
+		there := ^(op.Walked.Absent | op.Walked.Denied)
+		if op.Walked.Absent != 0 {
+			in, _ := s.view.InFile(op.VA, op.Pages)
+			there |= in &^ op.Walked.Guard
+		}
+		op.Walked.Absent &^= s.view.Enter(op.VA, op.Pages, there)
 	default:
 		s.Space.Run(op)
 	}
+}
+
+// came ends a page-in of folios.
+func (s *shared) came(op *Op) {
+	entered, came := s.view.EnterFolios(&op.folios, ^uint64(0))
+	op.Paged.Came(&op.folios, entered, came)
+	op.Paged.Err = nil // if a page has not come, the page-in that follows says why
 }
 
 // access performs a walk or a move through the view, and reports whether it has succeeded. If a walk
@@ -118,14 +154,40 @@ func (s *shared) Next(op *Op, now int64) Step {
 			op.stage = 0
 		}
 	case filling:
+		if op.folios.Touch != 0 {
+			op.stage = touching
+			return enters(op, s.Space.Start(op, now, false))
+		}
 		if op.Paged.Resident&1 != 0 {
 			return Over
 		}
 		op.stage = 0 // in swap, or nothing fills the page: the other Space pages it in
+	case touching:
+		if f := &op.folios; op.Paged.Resident == f.Asked>>bits.TrailingZeros64(f.Asked) {
+			return Over
+		}
+		op.stage, op.folios.Touch = 0, 0 // they came one by one, or a page cannot be touched
 	case entering, looking:
 		return Over
 	default:
 		return s.Space.Next(op, now)
 	}
 	return s.Space.Start(op, now, false)
+}
+
+// enters returns the step that follows: after a touch its pages are entered.
+func enters(op *Op, step Step) Step {
+	if op.stage == touching && step == Over {
+		return Run
+	}
+	return step
+}
+
+// Poll implements Space.
+func (s *shared) Poll(now int64, next func(*Op, Step)) bool {
+	if !s.byFile {
+		return s.Space.Poll(now, next)
+	}
+	s.next = next
+	return s.Space.Poll(now, s.polled)
 }

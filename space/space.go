@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/view"
 )
 
 // Kind is the kind of an operation.
@@ -57,9 +58,10 @@ type Op struct {
 	// Call is for the machine's use.
 	Call any
 
-	stage stage
-	hit   bool // NewShared: the mapping had the pages
-	asked any  // NewAsked: the question
+	stage  stage
+	hit    bool        // NewShared: the mapping had the pages
+	folios view.Folios // NewShared: of a page-in, if a helper touches them
+	asked  any         // NewAsked: the question
 }
 
 // stage is the progress of an operation in NewShared.

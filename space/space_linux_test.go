@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/netlink"
 	"github.com/exanet/pfd/space"
 	"github.com/exanet/pfd/space/proc"
+	"github.com/exanet/pfd/space/view"
 )
 
 // memory is a process's memory that records what is done with it.
@@ -69,6 +70,12 @@ func (f *file) Enter(device.VA, int, uint64) uint64 {
 	f.log = append(f.log, "enter")
 	return 1
 }
+
+func (f *file) Folios(device.VA, int, bool) (view.Folios, bool) { return view.Folios{}, false }
+
+func (f *file) EnterFolios(*view.Folios, uint64) (entered, came uint64) { return 0, 0 }
+
+func (f *file) InFile(device.VA, int) (there uint64, folios bool) { return 0, false }
 
 func (f *file) Look(device.VA, int) uint64 {
 	f.log = append(f.log, "look")
@@ -136,6 +143,79 @@ func TestShared(t *testing.T) {
 		}
 		if tt.kind == space.PageIn && op.Paged.Resident != 1 {
 			t.Errorf("%s: %+v", tt.name, op.Paged)
+		}
+	}
+}
+
+// folios is a file that comes in by folios of 16 pages.
+type folios struct {
+	*file
+	touch uint64 // as Folios returns it
+	comes uint64 // pages that a touch brings in
+}
+
+func (f *folios) Folios(va device.VA, _ int, _ bool) (view.Folios, bool) {
+	return view.Folios{VA: va - 1<<12, Pages: 16, Asked: 6, Touch: f.touch}, true
+}
+
+func (f *folios) EnterFolios(*view.Folios, uint64) (entered, came uint64) {
+	f.log = append(f.log, "enter folios")
+	return f.comes, f.comes
+}
+
+// elsewhere is a Space whose operations another process performs.
+type elsewhere struct {
+	space.Prompt
+	*memory
+	op *space.Op
+}
+
+func (e *elsewhere) Start(op *space.Op, _ int64, _ bool) space.Step {
+	e.log = append(e.log, "ask")
+	e.op = op
+	return space.Wait
+}
+
+func (e *elsewhere) Run(*space.Op) {}
+
+func (e *elsewhere) Poll(_ int64, next func(*space.Op, space.Step)) bool {
+	if e.op == nil {
+		return false
+	}
+	op := e.op
+	e.op, op.Paged = nil, gup.Result{Resident: 3, New: 3}
+	next(op, space.Over)
+	return true
+}
+
+// TestSharedFolios: another process touches absent folios, whose pages are then entered. It pages in
+// the pages themselves if they have not come.
+func TestSharedFolios(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		touch, comes uint64
+		log          []string
+		want         gup.Result
+	}{
+		{"the file has them", 0, 6, []string{"enter folios"}, gup.Result{Resident: 3, New: 3}},
+		{"a folio comes", 2, 0xffff, []string{"ask", "enter folios"}, gup.Result{Resident: 3, New: 3, Beside: 14}},
+		{"single pages come", 2, 2, []string{"ask", "enter folios", "ask"}, gup.Result{Resident: 3, New: 3}},
+	} {
+		m := &memory{}
+		s := space.NewShared(&folios{&file{memory: m, window: true}, tt.touch, tt.comes}, &elsewhere{memory: m}, true)
+		op := &space.Op{Kind: space.PageIn, Write: true, VA: 0x12345000, Pages: 2}
+		over := false
+		var next func(*space.Op, space.Step)
+		next = func(op *space.Op, step space.Step) {
+			for ; step != space.Over && step != space.Wait; step = s.Next(op, 0) {
+				s.Run(op)
+			}
+			over = step == space.Over
+		}
+		for next(op, s.Start(op, 0, false)); !over && s.Poll(0, next); {
+		}
+		if !over || !slices.Equal(m.log, tt.log) || op.Paged != tt.want {
+			t.Errorf("%s: over %v, %q, %+v, want %q, %+v", tt.name, over, m.log, op.Paged, tt.log, tt.want)
 		}
 	}
 }

@@ -84,7 +84,7 @@ type Record struct {
 	Transaction uint16 // 18
 	Sequence    uint16 // 20: of the refused transmission
 	Status      uint16 // 22: of a block that ended; 0: acknowledged
-	Pages       uint32 // 24: of a page-in: pages that it made present
+	Pages       uint32 // 24: of a page-in: pages that it made present, with all of the folios that came in
 	Again       uint32 // 28: retransmissions of the block
 	Fabric      uint64 // 32: joins blocks to faults, with the sender's numbers
 	Page        uint64 // 40: the address of the first page

@@ -217,7 +217,7 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 	}
 	h.s.shares++
 	var err error
-	h.s.d.turns.Quick(h.s.uid, func() { err = h.s.view.Share(s.VA, s.Size, fd, s.Offset, s.Writable) })
+	h.s.d.turns.Quick(h.s.uid, func() { err = h.s.view.ShareFolios(s.VA, s.Size, fd, s.Offset, s.Writable, int(s.Folio)) })
 	if err != nil {
 		h.s.log.Debug("shared memory is not entered in the view", "err", err)
 		h.count()
@@ -228,7 +228,7 @@ func (h viewing) Share(s attach.Share, fd, holes int) error {
 			h.s.readOnly.Remove(s.VA, s.Size)
 			h.s.d.turns.Do(h.s.uid, unmap)
 		}
-		err := h.s.view.Watch(s.VA, holes, h.s.method == pagein.GUP, gone)
+		err := h.s.view.Watch(s.VA, holes, h.s.method == pagein.GUP && s.Folio == 0, gone)
 		if watched = err == nil; err != nil {
 			h.s.log.Debug("shared memory has no userfaultfd that reports its unmapping: it is not entered in the view", "err", err)
 			h.s.d.turns.Do(h.s.uid, func() { h.s.view.Unshare(s.VA, s.Size) })

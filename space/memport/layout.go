@@ -38,6 +38,7 @@ const (
 	slotPages  = 0x10 // u64
 	slotBytes  = 0x18 // u64
 	slotWrite  = 0x20 // u64: 1: write
+	slotTouch  = 0x28 // u64: pages of a touch
 	slotCode   = 0x40 // u64: errno in the upper half, code in the lower
 	slotCount  = 0x48 // u64: bytes moved, or entries; for a page-in the kind and countThere
 	slotFirst  = 0x50 // u64: absent pages, or resident ones
@@ -66,6 +67,7 @@ const (
 	opMapping // the mapping of a page, in the data
 	opPagemap // pagemap entries, in the data
 	opInFile  // whether the file behind a mapping is long enough
+	opTouch   // like a page-in, of single pages of 64, without a look at which have come
 )
 
 // mapped is a port's memory.

@@ -56,6 +56,8 @@ func TestLies(t *testing.T) {
 			func(r *Request) bool {
 				return r.PageIn.Resident == 2 && errors.Is(r.PageIn.Err, gup.ErrNotResident)
 			}},
+		{"touch, all bits and a kind", func(r *Request) { r.AskTouch(va, 3, true) }, 1, most, most, most,
+			func(r *Request) bool { return r.PageIn == gup.Result{Kind: gup.Kinds - 1} }},
 		{"page-in, there, and an error", func(r *Request) { r.AskPageIn(va, 2, true) }, 1, 0, 1, 0,
 			func(r *Request) bool { return r.PageIn.Resident == 1 && r.PageIn.Err == nil }},
 	} {

@@ -237,6 +237,7 @@ func (p *Port) publish(r *Request) (int, bool) {
 	p.m.store(i, slotPages, uint64(r.pages))
 	p.m.store(i, slotBytes, uint64(r.bytes))
 	p.m.store(i, slotWrite, write)
+	p.m.store(i, slotTouch, r.touch)
 	atomic.StoreUint32(p.m.w32(slotAt(i)+slotOp), uint32(r.op))
 	atomic.StoreUint32(p.m.state(i), stateSubmitted)
 	atomic.AddUint32(p.m.w32(offSubmitted), 1)

@@ -175,6 +175,14 @@ func TestPageIn(t *testing.T) {
 			t.Errorf("%s: %v is no *gup.Error of the access", tt.name, got.Err)
 		}
 	}
+	shared := c.Map(proctest.Shared, 64)
+	var r Request
+	r.AskTouch(shared, 1<<63|1<<5, true)
+	finish(t, p.Port, &r)
+	var e [64]proc.Entry
+	if _, err := p.Pagemap(shared, e[:]); err != nil || !e[5].Present() || e[6].Present() || !e[63].Present() {
+		t.Errorf("after a touch of pages 5 and 63: %v, of pages 5, 6 and 63 are present: %v %v %v", err, e[5].Present(), e[6].Present(), e[63].Present())
+	}
 	if n := c.Count(va, 64, 0); n != 64*page {
 		t.Errorf("%d bytes of pages that were brought in are not zero", 64*page-n)
 	}

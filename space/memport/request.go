@@ -17,6 +17,7 @@ type Request struct {
 	pages int
 	bytes int
 	write bool
+	touch uint64
 	bufs  [][]byte
 
 	// Done is called by the goroutine that polls the port when the results are valid.
@@ -55,6 +56,12 @@ func (r *Request) AskPageIn(va device.VA, pages int, write bool) {
 	r.op, r.va, r.pages, r.bytes, r.write, r.bufs = opPageIn, va, pages, 0, write, nil
 }
 
+// AskTouch makes r a touch of pages from va on, one bit each, as gup.Pager.Touch.
+func (r *Request) AskTouch(va device.VA, touch uint64, write bool) {
+	r.AskPageIn(va, proc.MaxPages, write)
+	r.op, r.touch = opTouch, touch
+}
+
 func (r *Request) ask(o op, va device.VA, pages, bytes int) {
 	r.op, r.va, r.pages, r.bytes, r.write, r.bufs = o, va, pages, bytes, false, nil
 }
@@ -79,6 +86,8 @@ func (r *Request) take(code, count, first, second uint64) {
 		if r.Err = err; err == nil && r.Moved < r.bytes {
 			r.Err = &Error{Err: proc.ErrInaccessible}
 		}
+	case opTouch:
+		r.PageIn = gup.Result{Kind: gup.Kind(min(count, uint64(gup.Kinds-1)))}
 	case opPageIn:
 		r.PageIn = gup.Result{
 			Resident: first & all, New: first & second & all,

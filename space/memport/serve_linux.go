@@ -213,6 +213,10 @@ func (s *server) answer(i int) {
 			if r.There {
 				count |= countThere
 			}
+		case opTouch:
+			if touch := s.m.load(i, slotTouch); touch != 0 {
+				count = uint64(s.pager.Touch(va, touch, write).Kind)
+			}
 		case opMapping:
 			var m proc.Mapping
 			if m, err = s.process.Mapping(va); err == nil && len(data) == mappingSize {

@@ -8,6 +8,7 @@ const MaxPages = 64
 type Walk struct {
 	Absent uint64 // no mapping, or not present: no translation (FSR.TF)
 	Denied uint64 // the mapping forbids it, or the page must be copied first: no permission (FSR.PF)
+	Guard  uint64 // of the absent pages, those that are guard pages (MADV_GUARD_INSTALL)
 
 	// Only in tables that a device's driver has written (package smmu). A process's own page
 	// tables are always readable, and the kernel maintains their access flags.

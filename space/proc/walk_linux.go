@@ -49,12 +49,15 @@ func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 		return Walk{}, p.fail("walk", va, unix.ESRCH)
 	}
 	// Beyond the end of the address space pagemap reads nothing: absent.
-	var absent, own uint64
+	var absent, own, guard uint64
 	for i := range pages {
 		bit := uint64(1) << i
 		switch e := entries[i]; {
 		case !e.Present():
 			absent |= bit
+			if e.Guard() {
+				guard |= bit
+			}
 		case e.Private():
 			own |= bit
 		}
@@ -96,7 +99,7 @@ func (p *Process) Walk(va device.VA, pages int, write bool) (Walk, error) {
 		return Walk{}, nil
 	}
 	return Walk{
-		Absent: absent,
+		Absent: absent, Guard: guard,
 		Denied: p.memo.walked(page, pages, entries[:], absent, shared, cow),
 	}, nil
 }

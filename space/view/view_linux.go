@@ -19,22 +19,6 @@ import (
 	"github.com/exanet/pfd/space/uffd"
 )
 
-// Sizes. Values below are defined by this project.
-const (
-	// MaxShares and MaxBytes bound the memory that a View maps of one process: the mapping's page
-	// tables are pfd's memory.
-	MaxShares = 4096
-	MaxBytes  = 16 << 30
-
-	// For fewPages or less, Window covers the windowPages around them, as the kernel maps a
-	// file's neighbouring pages (fault_around_bytes, 64 KiB).
-	fewPages    = 2
-	windowPages = 16
-
-	// tablePages is how many pages one page table maps (4 KiB of 8-byte entries).
-	tablePages = device.PageSize / 8
-)
-
 // ErrShare says that memory cannot be mapped here; pfd accesses it through the process's page
 // table.
 var ErrShare = errors.New("memory cannot be mapped for a view")
@@ -62,6 +46,8 @@ type share struct {
 	va      device.VA
 	b       []byte
 	write   bool
+	folio   int         // pages that come in together if one is touched; 1: single pages
+	coming  []uint64    // with folios, one bit a page: a page-in brings it in
 	entered []uint64    // one bit a page
 	tables  []uint32    // one word a page table: 1 if it exists
 	holes   *uffd.Holes // reports that the process unmaps it; nil: nothing does
@@ -110,6 +96,12 @@ func (v *View) Unwatch() error {
 // Share maps size bytes of a memfd, from offset on, that the process has mapped at va. The file
 // must be sealed against shrinking; the caller still closes fd. Errors match ErrShare.
 func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write bool) error {
+	return v.ShareFolios(va, size, fd, offset, write, 1)
+}
+
+// ShareFolios is like Share, for memory of which the kernel brings in folio pages together, a power
+// of two, if an absent one is touched.
+func (v *View) ShareFolios(va device.VA, size uint64, fd int, offset uint64, write bool, folio int) error {
 	if err := check(va, size, fd, offset); err != nil {
 		return err
 	}
@@ -122,7 +114,10 @@ func (v *View) Share(va device.VA, size uint64, fd int, offset uint64, write boo
 		return fmt.Errorf("%w: %w", ErrShare, os.NewSyscallError("mmap", err))
 	}
 	words := (size>>device.PageShift + 63) / 64
-	s := &share{va: va, b: b, write: write, entered: make([]uint64, words)}
+	s := &share{va: va, b: b, write: write, folio: folio, entered: make([]uint64, words)}
+	if folio > 1 {
+		s.coming = make([]uint64, words)
+	}
 	if v.budget != nil {
 		s.tables = make([]uint32, size>>device.PageShift/tablePages+2) // it may begin and end inside a table's range
 	}
@@ -354,10 +349,7 @@ func (v *View) Window(va device.VA, pages int, write bool) (at device.VA, n int,
 	if s == nil || pages > fewPages {
 		return va, pages, s != nil
 	}
-	const window = device.VA(windowPages << device.PageShift)
-	from := max(va/window*window, s.va)
-	end := va.Page() + device.VA(pages)<<device.PageShift
-	to := min((end+window-1)/window*window, s.end())
+	from, to := s.around(va.Page(), pages, max(windowPages, s.folio))
 	return from, int((to - from) >> device.PageShift), true
 }
 
@@ -408,8 +400,8 @@ func (v *View) Fill(va device.VA, pages int, missing uint64) (filled uint64) {
 // runs calls f for each run of the pages and returns a bitmap of the pages that f did and one of
 // those that were done before (EEXIST). f returns how many bytes it did before an error. A page
 // that f cannot do (EFAULT) is skipped; any other error at the first page of a run ends runs. At
-// the first page that was done before, runs also skips the pages that skip returns, if skip is
-// not nil, because each page costs a call.
+// the first page that was done before or cannot be done, runs also skips the pages that skip
+// returns, if skip is not nil, because each page costs a call.
 func runs(pages uint64, f func(first, n int) (int, error), skip func(rest uint64) uint64) (done, met uint64) {
 	for pages != 0 {
 		first := bits.TrailingZeros64(pages)
@@ -419,15 +411,15 @@ func runs(pages uint64, f func(first, n int) (int, error), skip func(rest uint64
 		done |= span(k) << first
 		switch {
 		case k > 0: // repeat for the rest: the error is EAGAIN, whatever stopped f
-		case errors.Is(err, unix.EEXIST):
-			met |= 1 << first
+		case errors.Is(err, unix.EEXIST), errors.Is(err, unix.EFAULT):
+			if errors.Is(err, unix.EEXIST) {
+				met |= 1 << first
+			}
 			k = 1
 			if skip != nil {
 				pages &^= skip(pages)
 				skip = nil
 			}
-		case errors.Is(err, unix.EFAULT):
-			k = 1
 		default:
 			return done, met
 		}
@@ -462,7 +454,11 @@ func (v *View) into(va device.VA, pages int, present uint64, anew bool) (entered
 			want &^= s.bits(first+i, n)
 		}
 		if want != 0 && ok {
-			done, met := runs(want, func(k, n int) (int, error) { return v.enter(s, first+i+k, n) }, nil)
+			var skip func(uint64) uint64
+			if s.folio > 1 {
+				skip = func(rest uint64) uint64 { return rest &^ s.inFile(first+i, n) }
+			}
+			done, met := runs(want, func(k, n int) (int, error) { return v.enter(s, first+i+k, n) }, skip)
 			s.add(first+i, done|met)
 			s.clear(first+i, want&^(done|met))
 		}
@@ -484,16 +480,20 @@ func (v *View) enter(s *share, first, pages int) (bytes int, err error) {
 // Unshare.
 func (v *View) Look(va device.VA, pages int) (absent uint64) {
 	va = va.Page()
-	entered := v.into(va, pages, span(pages), true)
+	present := span(pages)
+	if there, folios := v.InFile(va, pages); folios {
+		present = there // one call for all absent pages
+	}
+	entered := v.into(va, pages, present, true)
 	if from, n, _ := v.Window(va, pages, false); entered != 0 && n > pages {
-		v.around(va, from, n, pages)
+		v.neighbours(va, from, n, pages)
 	}
 	return span(pages) &^ entered
 }
 
-// around enters the pages of a window before and after those that were looked up: one call for
+// neighbours enters the pages of a window before and after those that were looked up: one call for
 // each side, and none for entered pages.
-func (v *View) around(va, from device.VA, n, pages int) {
+func (v *View) neighbours(va, from device.VA, n, pages int) {
 	if !v.mu.TryRLock() {
 		return
 	}
@@ -620,8 +620,10 @@ func (s *share) missed(addr uintptr) {
 	if at >= uintptr(len(s.b)) {
 		return
 	}
-	first := int(at>>device.PageShift) &^ (windowPages - 1)
-	s.clear(first, span(min(windowPages, len(s.b)>>device.PageShift-first)))
+	// The kernel takes out all pages of a folio when it splits it.
+	window := min(max(windowPages, s.folio), maxPages)
+	first := int(at>>device.PageShift) &^ (window - 1)
+	s.clear(first, span(min(window, len(s.b)>>device.PageShift-first)))
 }
 
 // span returns the lowest n bits.
@@ -654,18 +656,24 @@ func (s *share) has(at, size int) bool {
 }
 
 // add marks the pages of mask as entered; bit 0 is page number first.
-func (s *share) add(first int, mask uint64) {
+func (s *share) add(first int, mask uint64) { set(s.entered, first, mask) }
+
+// set sets the bits of mask, from bit number first of a bitmap on, and returns those that it set.
+func set(bitmap []uint64, first int, mask uint64) (fresh uint64) {
 	i, shift := first/64, uint(first%64)
-	atomic.OrUint64(&s.entered[i], mask<<shift)
-	if shift > 0 && i+1 < len(s.entered) {
-		atomic.OrUint64(&s.entered[i+1], mask>>(64-shift))
+	was := atomic.OrUint64(&bitmap[i], mask<<shift) >> shift
+	if shift > 0 && i+1 < len(bitmap) {
+		was |= atomic.OrUint64(&bitmap[i+1], mask>>(64-shift)) << (64 - shift)
 	}
+	return mask &^ was
 }
 
-func (s *share) clear(first int, mask uint64) {
+func (s *share) clear(first int, mask uint64) { unset(s.entered, first, mask) }
+
+func unset(bitmap []uint64, first int, mask uint64) {
 	i, shift := first/64, uint(first%64)
-	atomic.AndUint64(&s.entered[i], ^(mask << shift))
-	if shift > 0 && i+1 < len(s.entered) {
-		atomic.AndUint64(&s.entered[i+1], ^(mask >> (64 - shift)))
+	atomic.AndUint64(&bitmap[i], ^(mask << shift))
+	if shift > 0 && i+1 < len(bitmap) {
+		atomic.AndUint64(&bitmap[i+1], ^(mask >> (64 - shift)))
 	}
 }

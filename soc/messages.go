@@ -96,7 +96,7 @@ func (n *Node) wired(iface int) device.Generation {
 // refusal by a message of its own mailbox: [15:0] is then its number (defined by this project).
 const toldNumber = 1 << 16
 
-// message takes a Message frame from the link. A refusal goes back to the sender's STATUS, and to
+// message takes a Message frame from the link. A refusal goes back to the sender's STATUS, or to
 // a process's mailbox, as an Ack frame with a message length (defined by this project).
 func (n *Node) message(f *wire.Frame) {
 	if n.deliver(f) {
@@ -116,15 +116,16 @@ func (n *Node) refusalArrived(f *wire.Frame) {
 	if int(f.DstMailbox) >= len(n.pktz) || n.wired(int(f.DstMailbox)) != f.DstGeneration {
 		return
 	}
+	if f.Remaining&toldNumber != 0 && f.DstMailbox >= device.MailboxProcess {
+		n.refused(int(f.DstMailbox), f.SrcNode, uint16(f.Remaining)) // not by STATUS: each is told once
+		return
+	}
 	c := &n.pktz[f.DstMailbox][f.ID%device.PktzChannels]
 	if c.use == uint8(f.ID>>2) {
 		c.status = device.PktzRefused
 		if c.queued {
 			n.queues.Tell(device.Event{Kind: device.EventRefused, Index: f.DstMailbox, Channel: uint8(f.ID % device.PktzChannels)})
 		}
-	}
-	if f.Remaining&toldNumber != 0 && f.DstMailbox >= device.MailboxProcess {
-		n.refused(int(f.DstMailbox), f.SrcNode, uint16(f.Remaining))
 	}
 }
 

@@ -292,6 +292,9 @@ func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 	}
 	if v != device.PktzRefused && (msg.Mailbox == device.MailboxRead || msg.Mailbox >= device.MailboxProcess) {
 		s.mail.due = true // an answer may come
+		if at := int(msg.Node); msg.Mailbox >= device.MailboxProcess && l.rings == nil && at < len(s.node.m.nodes) {
+			s.node.m.nodes[at].mailCame(int(msg.Mailbox)) // no vector and no event says so
+		}
 	}
 	return v
 }

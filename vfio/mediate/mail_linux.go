@@ -9,7 +9,8 @@ import (
 )
 
 // A message for a process raises no vector (spec/hardware.md 3, window mbox), so its mailbox is
-// polled while answers may arrive. Polling starts with a read request: first after mailPause,
+// polled while answers may arrive. Polling starts with a read request, or with a message between
+// processes, at both of them: first after mailPause,
 // then at intervals that double up to mailLast, for mailTime. It starts again when a process
 // whose ring was full has made room. The library repeats an open read request at least every 320
 // ms. Values below are defined by this project.
@@ -33,15 +34,20 @@ func (s *slot) pollMail(now int64) (any bool) {
 	m := &s.mail
 	if m.due {
 		m.due = false
-		m.until, m.pause = now+int64(mailTime), int64(mailPause)
-		m.next = now + m.pause
+		next := now + int64(mailPause)
+		if m.until != 0 { // messages that come often must not postpone the poll
+			next = min(next, m.next)
+		}
+		m.until, m.pause, m.next = now+int64(mailTime), int64(mailPause), next
 	}
 	if m.until == 0 || now < m.next {
 		return false
 	}
 	m.pause = min(2*m.pause, int64(mailLast))
 	m.next = now + m.pause
-	any = s.take()
+	if any = s.take(); any {
+		m.pause, m.next = int64(mailPause), now+int64(mailPause) // more may come
+	}
 	if now >= m.until {
 		m.until = 0
 	}

@@ -45,7 +45,7 @@ func floodMessages(t *testing.T, w *world) {
 			}
 			return true
 		})
-		for _, r := range []*raw{idle, liar} { // what waits is read, and then nothing more comes
+		for _, r := range []*raw{idle, liar} { // both read the messages that wait
 			var m attach.Mail
 			n := 0
 			w.until("the mailbox is empty", func() bool {

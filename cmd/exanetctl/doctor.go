@@ -273,7 +273,7 @@ const foliosCost = "memory that is touched sparsely takes more: 512 random pages
 func (f facts) folios() []check {
 	return []check{
 		folioCheck(check{Name: "folios", Need: "faster faults in shared memory (--folios)"}, f.FoliosShared, "6.11",
-			"folios of 64 KiB make a write of 1 MiB to absent pages take 0.6x the time; "+foliosCost+folios.SharedLine),
+			"folios of 64 KiB make a write of 1 MiB to absent pages take 0.65x the time; "+foliosCost+folios.SharedLine),
 		folioCheck(check{Name: "folios-any", Need: "faster faults in private memory (MADV_HUGEPAGE)"}, f.FoliosPrivate, "6.8",
 			"folios of 64 KiB make a write of 1 MiB to absent pages take 0.75x the time; "+foliosCost+folios.PrivateLine),
 	}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/internal/threads"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
@@ -68,9 +67,6 @@ type Config struct {
 	// Trace, if not nil, takes the records of refused blocks, together with those of the engine's
 	// user. The engine passes them on to its readers.
 	Trace *trace.Log
-	// Threads limits the threads of calls that may hang; nil: the engine has a budget of its own,
-	// for which Run prepares threads.
-	Threads *threads.Budget
 }
 
 // Limits and defaults of an engine. Values below are defined by this project.

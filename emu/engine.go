@@ -43,13 +43,9 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.VABits < device.MinVABits || cfg.VABits > device.MaxVABits {
 		return nil, fmt.Errorf("%w: %d bits of virtual address: give %d to %d", ErrConfig, cfg.VABits, device.MinVABits, device.MaxVABits)
 	}
-	budget := cfg.Threads
-	if budget == nil {
-		budget = threads.New()
-	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
-		slowUsers: map[uint32]int64{}, unseenUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, threads: budget, held: turnstile.New(),
+		slowUsers: map[uint32]int64{}, unseenUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, threads: threads.New(), held: turnstile.New(),
 	}
 	e.apart.owner = &e.thread
 	var err error
@@ -105,10 +101,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	if !e.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("%w: Run called twice", ErrConfig)
 	}
-	if e.cfg.Threads == nil {
-		if made, wanted := e.threads.Prepare(); made < wanted {
-			e.log.Warn("few threads can be made: page-ins are refused sooner where memory hangs: raise pids.max (TasksMax) or ulimit -u", "made", made, "wanted", wanted)
-		}
+	if made, wanted := e.threads.Prepare(); made < wanted {
+		e.log.Warn("few threads can be made: page-ins are refused sooner where memory hangs: raise pids.max (TasksMax) or ulimit -u", "made", made, "wanted", wanted)
 	}
 	go e.run(nil)
 	super := make(chan struct{})

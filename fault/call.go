@@ -242,7 +242,6 @@ func (d *Driver) complete(s *slot, c *call) {
 			s.counts.Unresolvable++
 			d.settle(s, c, p, Failed, c.op.Paged.Err)
 		default:
-			s.counts.Transient++
 			d.failed(s, c, p)
 		}
 	}

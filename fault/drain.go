@@ -99,8 +99,7 @@ func (d *Driver) drainOne(head, status, extAt uint32, budget *int, tx bool) (mor
 		switch {
 		case !ok:
 			d.stats.Invalid++
-		case tx && d.timeoutSource:
-			d.stats.Ignored++
+		case tx && d.timeoutSource: // the sender's time-out retransmits the block
 		default:
 			d.entry(e, ext, tx)
 		}

@@ -17,7 +17,6 @@ type Counts struct {
 	Major        uint64
 	Permission   uint64
 	Unresolvable uint64 // pages that are not mapped, not permitted, or gone
-	Transient    uint64 // page-ins that failed temporarily: tried again, then left to the guard
 	RAPF         uint64 // blocks whose retransmission was requested
 	RAPFFail     uint64 // blocks ended by the fail bit
 	Refused      uint64 // RAPFs that the packetizer refused (STATUS 2)
@@ -45,10 +44,10 @@ func (c Counts) Less(base *Counts) Counts {
 	return c
 }
 
-func (c *Counts) fields() [23]*uint64 {
+func (c *Counts) fields() [22]*uint64 {
 	return [...]*uint64{
 		&c.Entries, &c.Local, &c.Remote, &c.Duplicates, &c.PageIns, &c.Pages, &c.Ahead, &c.Unused, &c.Minor, &c.Major, &c.Permission, &c.Unresolvable,
-		&c.Transient, &c.RAPF, &c.RAPFFail, &c.Refused, &c.Busy, &c.Delegated, &c.DelegateFull, &c.DelegateErr, &c.Stuck, &c.Stalls, &c.Dropped,
+		&c.RAPF, &c.RAPFFail, &c.Refused, &c.Busy, &c.Delegated, &c.DelegateFull, &c.DelegateErr, &c.Stuck, &c.Stalls, &c.Dropped,
 	}
 }
 
@@ -69,7 +68,6 @@ type Stats struct {
 	UnknownPDID uint64 // entries of unknown domains: ended by the guard, then NACK 5
 	BadPage     uint64 // entries past the address width
 	Unrecorded  uint64 // records that were overwritten before Observe: more than RecordDepth faults waited
-	Ignored     uint64 // TXFIFO entries read in TimeoutSource mode
 	Gone        uint64 // accesses that found the device gone
 
 	Highest [2]int // highest level seen of RXFIFO and TXFIFO

@@ -80,11 +80,6 @@ func (p *Port) RAPF(dst device.NodeID, m mailbox.RAPF) error {
 	return p.Send(dst, device.MailboxRequest, m.Encode())
 }
 
-// Doorbell announces a descriptor to the firmware of node own, the local node.
-func (p *Port) Doorbell(own device.NodeID, m mailbox.Doorbell) error {
-	return p.Send(own, device.MailboxRequest, m.Encode())
-}
-
 // free finds a channel without a message in flight.
 func (p *Port) free() (base, ch uint32, err error) {
 	for i := range uint32(device.PktzChannels) {

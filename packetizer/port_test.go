@@ -75,7 +75,7 @@ func TestPortSends(t *testing.T) {
 	d := mailbox.Doorbell{PDID: 1, Channel: 5}
 	for i, f := range []func() error{
 		func() error { return port.RAPF(0x2abcde, r) },
-		func() error { return port.Doorbell(7, d) },
+		func() error { return port.Send(7, device.MailboxRequest, d.Encode()) },
 		func() error { return port.Send(9, 16, 1, 2, 3, 4, 5, 6, 7, 8) },
 	} {
 		if err := f(); err != nil {

@@ -271,15 +271,6 @@ func (n *Node) ringByWord(slot, ch int) {
 // PacketizerStatus returns STATUS of a packetizer channel.
 func (n *Node) PacketizerStatus(iface, ch int) uint8 { return n.pktz[iface][ch].status }
 
-// PeekMail returns the head message of mailbox m without taking it; false if it is empty.
-func (n *Node) PeekMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, bool) {
-	b := &n.boxes[m]
-	if b.level == 0 {
-		return mailbox.Source{}, [device.PktzMaxWords]uint64{}, false
-	}
-	return b.ring[b.head].source, b.ring[b.head].words, true
-}
-
 // TakeMail takes the head message of mailbox m; false if it is empty.
 func (n *Node) TakeMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, bool) {
 	b := &n.boxes[m]

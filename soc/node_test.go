@@ -487,3 +487,15 @@ func TestDisabledNode(t *testing.T) {
 		t.Errorf("a disabled node emits %+v", b.out)
 	}
 }
+
+// PeekMail returns the head message of mailbox m without taking it; false if it is empty.
+func (n *Node) PeekMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, bool) {
+	b := &n.boxes[m]
+	if b.level == 0 {
+		return mailbox.Source{}, [device.PktzMaxWords]uint64{}, false
+	}
+	return b.ring[b.head].source, b.ring[b.head].words, true
+}
+
+// InFlight returns the number of a slot's memory accesses whose answers are outstanding.
+func (n *Node) InFlight(slot int) int { return n.dma.InFlight(slot) }

@@ -109,9 +109,6 @@ func (n *Node) Invalidations() [device.Slots]uint64 { return n.smmu.Invalidation
 // Tables returns the roots of a slot's page-table walks (shadow translation).
 func (n *Node) Tables(slot int) smmu.Tables { return n.smmu.Tables(n.smmu.Bank(uint16(slot))) }
 
-// InFlight returns the number of a slot's memory accesses whose answers are outstanding.
-func (n *Node) InFlight(slot int) int { return n.dma.InFlight(slot) }
-
 // Stamp sets the time by a clock other than the machines', before a Step or a Store. Refusals
 // reports it; nothing else depends on it.
 func (n *Node) Stamp(v int64) { n.fw.Stamp(v) }

@@ -24,8 +24,6 @@ type Process struct {
 	OnDone func(ch int, done uint32, status uint8)
 	// OnMail is called for each message in the process's mailbox.
 	OnMail func(src mailbox.Source, words [device.PktzMaxWords]uint64)
-	// PagedIn counts the pages that were paged in.
-	PagedIn int
 }
 
 type pageState uint8
@@ -54,17 +52,6 @@ func (n *Node) Attach(uid uint32, base device.VA, pages int) (*Process, error) {
 // Write rings the doorbell of a channel with a descriptor.
 func (p *Process) Write(ch int, d device.Descriptor) {
 	p.node.Event(&soc.Event{Kind: soc.DoorbellRung, Slot: p.Domain.Slot, Channel: ch, Words: d.Words()})
-}
-
-// Send sends a message by packetizer channel c of the process; it returns false if refused.
-func (p *Process) Send(c int, dst device.NodeID, box uint8, words ...uint64) bool {
-	ev := soc.Event{
-		Kind: soc.MessageSent, Interface: int(p.Domain.Interface), Channel: c,
-		Destination: uint64(dst) | uint64(box)<<24, N: len(words),
-	}
-	copy(ev.Words[:], words)
-	p.node.Event(&ev)
-	return p.node.SOC.PacketizerStatus(int(p.Domain.Interface), c) == device.PktzFree
 }
 
 // Set changes the state of a page. An absent page is filled with zeros.
@@ -151,7 +138,6 @@ func (p *Process) PageIn(va device.VA, pages int, write bool) gup.Result {
 		}
 		if p.pages[j] == absent {
 			p.pages[j] = present
-			p.PagedIn++
 		}
 		r.Resident |= 1 << uint(i)
 	}

@@ -248,16 +248,6 @@ func (w *World) Run(limit int64, over func() bool) error {
 	return nil
 }
 
-// Settle runs all outstanding events for d ns.
-func (w *World) Settle(d int64) error {
-	for end := w.now + d; w.events.Len() > 0 && w.events[0].at <= end; {
-		if err := w.step(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (w *World) step() error {
 	e := heap.Pop(&w.events).(event)
 	w.now = e.at

@@ -22,9 +22,6 @@ type ChannelInfo struct {
 	// Oldest and Newest are the sequence numbers of the first and the last issued of the blocks
 	// in flight, 0 if there are none.
 	Oldest, Newest device.Sequence
-	// Tag and Requester identify the read that a read channel serves.
-	Tag       uint16
-	Requester uint8 // interface
 }
 
 // Channel describes channel ch of a slot.
@@ -34,7 +31,6 @@ func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
 		Live: x.live, Failing: x.failing, Descriptor: x.desc, Issued: x.issued,
 		Blocks: x.blocks, Acked: x.acked, InFlight: x.inflight, Paused: x.paused, Retransmitted: x.resent,
 		SourcePDID: x.pdid, SourceGeneration: x.generation, DestinationPDID: x.dst, Window: fw.window(x), Class: x.classNow(), Began: x.began,
-		Tag: x.request.from.tag, Requester: x.request.from.iface,
 	}
 	if x.live && x.first >= 0 {
 		i.Newest = fw.tx[x.first].seq

@@ -73,8 +73,6 @@ type Device struct {
 
 // Options of Open.
 type Options struct {
-	// Group uses the group and type 1 even if iommufd is available.
-	Group bool
 	// NoIOMMU also accepts a device without an IOMMU (enable_unsafe_noiommu_mode): it accesses
 	// all memory at physical addresses, and no memory is mapped for it.
 	NoIOMMU bool
@@ -101,7 +99,7 @@ func (d *Device) open(o Options) error {
 	if err != nil {
 		return err
 	}
-	if place.cdev != "" && !place.bare && !o.Group && exists("/dev/iommu") {
+	if place.cdev != "" && !place.bare && exists("/dev/iommu") {
 		d.via = "iommufd"
 		d.fd, d.iommu, err = openCdev(place)
 		return err

@@ -495,8 +495,8 @@ func TestIOEvents(t *testing.T) {
 	}
 }
 
-// TestOwner: with Run and Inline every call of the device happens on the owner's side, also
-// during DMA; the race detector checks it.
+// TestOwner: with Run every call of the device happens on the owner's side, also during DMA, whether
+// the owner lends itself to the caller or calls it on its own goroutine; the race detector checks it.
 func TestOwner(t *testing.T) {
 	for _, noTwin := range []bool{false, true} {
 		var mu sync.Mutex // the owner
@@ -512,7 +512,7 @@ func TestOwner(t *testing.T) {
 			close(stop)
 		}()
 		s, d, c := setUp(t, Options{NoTwin: noTwin}, func(c *Config) {
-			c.Inline = func(f func()) bool {
+			lend := func(f func()) bool {
 				if !mu.TryLock() {
 					return false
 				}
@@ -522,6 +522,9 @@ func TestOwner(t *testing.T) {
 				return true
 			}
 			c.Run = func(f func()) {
+				if lend(f) {
+					return
+				}
 				done := make(chan struct{})
 				posts <- func() { f(); close(done) }
 				<-done

@@ -11,7 +11,7 @@
 //
 // # Threads
 //
-// The server calls the Device on one goroutine at a time, chosen by Config.Run and Config.Inline.
+// The server calls the Device on one goroutine at a time, chosen by Config.Run.
 // It calls nothing else of the embedding program. DMA and Server.Interrupt are safe for
 // concurrent use.
 //

@@ -213,7 +213,7 @@ func (c *conn) version(m *message) error {
 		PageSizes:   ptr(defaultPageSizes),
 		WriteMulti:  v.Capabilities.WriteMulti,
 	}}
-	if t := v.Capabilities.Twin; t != nil && t.Supported && !cfg.NoTwin {
+	if t := v.Capabilities.Twin; t != nil && t.Supported {
 		ours, theirs, err := pair()
 		if err != nil {
 			return refuse(unix.EMFILE, "twin socket: %v", err)

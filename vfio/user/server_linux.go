@@ -70,15 +70,10 @@ type Config struct {
 	// Run calls f on the goroutine that owns the device and returns when f has returned. nil: the
 	// connection's goroutine is the owner.
 	Run func(f func())
-	// Inline calls f on the caller's own goroutine if the owner permits that at this moment, as
-	// by a TryLock, and reports whether it did; if not, Run is used. It avoids the switch to
-	// another goroutine, which costs more than the rest of a register access. It may be nil.
-	Inline func(f func()) bool
 
 	MaxTransfer uint32        // bytes of data in one message; 1 MiB
 	MaxMaps     int           // DMA mappings; 4 Mi, of which 65535 are announced
 	MaxFDs      int           // descriptors in one message; 8 (QEMU accepts 16 at most)
-	NoTwin      bool          // refuse the twin socket
 	Timeout     time.Duration // for a client to send VERSION, to complete a message, to answer a DMA message, to read; 5 s
 	Log         *slog.Logger  // refusals at level debug; nil: no log
 }
@@ -201,11 +196,9 @@ func (s *Server) Stats() Stats {
 
 // run calls f on the owner's goroutine.
 func (s *Server) run(f func()) {
-	switch {
-	case s.cfg.Run == nil:
+	if s.cfg.Run == nil {
 		f()
-	case s.cfg.Inline != nil && s.cfg.Inline(f):
-	default:
+	} else {
 		s.cfg.Run(f)
 	}
 }

@@ -91,8 +91,6 @@ func DecodeVersion(b []byte) (Version, error) {
 type limits struct {
 	fds      int
 	transfer uint32
-	maps     int
-	pages    uint64
 }
 
 // maxFDs is the most descriptors the kernel passes in one message (SCM_MAX_FD,
@@ -102,7 +100,7 @@ const maxFDs = 253
 // limits returns the peer's values, clamped to sensible ones. It refuses a transfer size of zero
 // and page sizes that do not include 4 KiB.
 func (c Capabilities) limits() (limits, error) {
-	l := limits{defaultMaxFDs, defaultMaxTransfer, defaultMaxMaps, defaultPageSizes}
+	l := limits{defaultMaxFDs, defaultMaxTransfer}
 	if c.MaxFDs != nil {
 		l.fds = int(min(*c.MaxFDs, maxFDs))
 	}
@@ -112,14 +110,8 @@ func (c Capabilities) limits() (limits, error) {
 		}
 		l.transfer = uint32(min(*c.MaxTransfer, 1<<31))
 	}
-	if c.MaxMaps != nil {
-		l.maps = int(min(*c.MaxMaps, 1<<31))
-	}
-	if c.PageSizes != nil {
-		if *c.PageSizes&defaultPageSizes == 0 {
-			return l, fmt.Errorf("pgsizes %#x without 4096: %w", *c.PageSizes, ErrMalformed)
-		}
-		l.pages = *c.PageSizes
+	if c.PageSizes != nil && *c.PageSizes&defaultPageSizes == 0 {
+		return l, fmt.Errorf("pgsizes %#x without 4096: %w", *c.PageSizes, ErrMalformed)
 	}
 	return l, nil
 }

@@ -72,7 +72,7 @@ func (b fleetingBus) Serve(ctx context.Context, h device.Handler) error {
 
 func (b fleetingBus) Window(id device.WindowID) device.Window {
 	if b.m.gone[b.index].Load() {
-		return goneWindow{}
+		return device.Window{Access: goneWindow{}}
 	}
 	return b.fakeNode.Window(id)
 }
@@ -80,10 +80,8 @@ func (b fleetingBus) Window(id device.WindowID) device.Window {
 // goneWindow is a window of a device that does not answer.
 type goneWindow struct{}
 
-func (goneWindow) Read32(uint32) (uint32, error) { return 0, device.ErrGone }
-func (goneWindow) Read64(uint32) (uint64, error) { return 0, device.ErrGone }
-func (goneWindow) Write32(uint32, uint32) error  { return device.ErrGone }
-func (goneWindow) Write64(uint32, uint64) error  { return device.ErrGone }
+func (goneWindow) Load(uint32, int) (uint64, error) { return 0, device.ErrGone }
+func (goneWindow) Store(uint32, int, uint64) error  { return device.ErrGone }
 
 // The changes of a reload also apply to a device that comes back, before or after the reload.
 func TestReloadHoldsForADeviceThatComesBack(t *testing.T) {

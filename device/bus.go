@@ -41,17 +41,34 @@ func (w WindowID) Size() uint32 {
 // was closed. The value of a failed read is undefined.
 var ErrGone = errors.New("device gone")
 
+// Access is the way to the registers of a window. The width of an access is 4 or 8 bytes; bits of
+// a value above it are ignored.
+type Access interface {
+	Load(offset uint32, width int) (uint64, error)
+	Store(offset uint32, width int, value uint64) error
+}
+
 // Window is one register window of a node. Each call is exactly one access of its width. An
 // access that is unaligned, of a width that the register does not allow, or to a hole is not an
 // error: it reads as zero, is ignored on write and counts in BAD_ACCESS (spec/hardware.md 2). An
 // error means that the device could not be reached, and matches ErrGone. Windows are used only on
 // the goroutine that owns them (Bus).
-type Window interface {
-	Read32(offset uint32) (uint32, error)
-	Read64(offset uint32) (uint64, error)
-	Write32(offset uint32, value uint32) error
-	Write64(offset uint32, value uint64) error
+type Window struct{ Access }
+
+// Read32 reads 32 bits.
+func (w Window) Read32(offset uint32) (uint32, error) {
+	v, err := w.Load(offset, 4)
+	return uint32(v), err
 }
+
+// Read64 reads 64 bits.
+func (w Window) Read64(offset uint32) (uint64, error) { return w.Load(offset, 8) }
+
+// Write32 writes 32 bits.
+func (w Window) Write32(offset, value uint32) error { return w.Store(offset, 4, uint64(value)) }
+
+// Write64 writes 64 bits.
+func (w Window) Write64(offset uint32, value uint64) error { return w.Store(offset, 8, value) }
 
 // Vectors of the device's interrupts (spec/hardware.md 2).
 const (

@@ -11,19 +11,19 @@ type Reader struct {
 
 // Read32 reads a register of 32 bits.
 func (r *Reader) Read32(w WindowID, offset uint32) uint32 {
-	return read(r, w, offset, Window.Read32)
+	return uint32(r.read(w, offset, 4))
 }
 
 // Read64 reads a register of 64 bits.
 func (r *Reader) Read64(w WindowID, offset uint32) uint64 {
-	return read(r, w, offset, Window.Read64)
+	return r.read(w, offset, 8)
 }
 
-func read[T uint32 | uint64](r *Reader, w WindowID, offset uint32, from func(Window, uint32) (T, error)) (v T) {
+func (r *Reader) read(w WindowID, offset uint32, width int) uint64 {
 	if r.Err != nil {
 		return 0
 	}
-	v, err := from(r.Bus.Window(w), offset)
+	v, err := r.Bus.Window(w).Load(offset, width)
 	if err != nil {
 		r.Err = fmt.Errorf("register %s+%#x: %w", w, offset, err)
 	}

@@ -39,27 +39,20 @@ func (b *bus) PageIn(slotIndex int, op *space.Op, long bool) {
 	b.engine.tasks = append(b.engine.tasks, c)
 }
 
-// window is device.Window over a node's registers.
+// window is device.Access to a node's registers.
 type window struct {
 	engine *Engine
 	node   *node
 	id     device.WindowID
 }
 
-func (w *window) Read32(off uint32) (uint32, error) {
-	return uint32(w.engine.load(w.node, w.id, off, 4)), nil
+// Load implements device.Access.
+func (w *window) Load(off uint32, width int) (uint64, error) {
+	return w.engine.load(w.node, w.id, off, width), nil
 }
 
-func (w *window) Read64(off uint32) (uint64, error) {
-	return w.engine.load(w.node, w.id, off, 8), nil
-}
-
-func (w *window) Write32(off uint32, v uint32) error {
-	w.engine.store(w.node, w.id, off, 4, uint64(v))
-	return nil
-}
-
-func (w *window) Write64(off uint32, v uint64) error {
-	w.engine.store(w.node, w.id, off, 8, v)
+// Store implements device.Access.
+func (w *window) Store(off uint32, width int, v uint64) error {
+	w.engine.store(w.node, w.id, off, width, v)
 	return nil
 }

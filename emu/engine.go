@@ -80,7 +80,7 @@ func New(cfg Config) (*Engine, error) {
 		n.due = n.deadline()
 		n.bus = &bus{engine: e, node: n}
 		for w := range n.windows {
-			n.windows[w] = &window{engine: e, node: n, id: device.WindowID(w)}
+			n.windows[w] = device.Window{Access: &window{engine: e, node: n, id: device.WindowID(w)}}
 		}
 		e.nodes = append(e.nodes, n)
 	}

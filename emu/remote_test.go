@@ -154,7 +154,9 @@ func (r *remoteBus) access(op byte, w device.WindowID, off uint32, v uint64) (ui
 }
 
 // Window returns a window that sends each access as a message.
-func (r *remoteBus) Window(id device.WindowID) device.Window { return &r.windows[id] }
+func (r *remoteBus) Window(id device.WindowID) device.Window {
+	return device.Window{Access: &r.windows[id]}
+}
 
 // Post runs f on the goroutine of Serve.
 func (r *remoteBus) Post(f func()) {
@@ -232,16 +234,18 @@ type remoteWindow struct {
 	id device.WindowID
 }
 
-func (w *remoteWindow) Read32(off uint32) (uint32, error) {
-	v, err := w.r.access(opRead32, w.id, off, 0)
-	return uint32(v), err
+func (w *remoteWindow) Load(off uint32, width int) (uint64, error) {
+	if width == 4 {
+		return w.r.access(opRead32, w.id, off, 0)
+	}
+	return w.r.access(opRead64, w.id, off, 0)
 }
-func (w *remoteWindow) Read64(off uint32) (uint64, error) { return w.r.access(opRead64, w.id, off, 0) }
-func (w *remoteWindow) Write32(off, v uint32) error {
-	_, err := w.r.access(opWrite32, w.id, off, uint64(v))
-	return err
-}
-func (w *remoteWindow) Write64(off uint32, v uint64) error {
-	_, err := w.r.access(opWrite64, w.id, off, v)
+
+func (w *remoteWindow) Store(off uint32, width int, v uint64) (err error) {
+	if width == 4 {
+		_, err = w.r.access(opWrite32, w.id, off, v)
+	} else {
+		_, err = w.r.access(opWrite64, w.id, off, v)
+	}
 	return err
 }

@@ -10,7 +10,6 @@ import (
 
 // fakeBox is window mbox with messages in one mailbox.
 type fakeBox struct {
-	device.Window
 	base     uint32
 	messages [][]uint64
 	source   mailbox.Source
@@ -19,21 +18,24 @@ type fakeBox struct {
 	gone     bool
 }
 
-func (f *fakeBox) Read32(offset uint32) (uint32, error) {
+func (f *fakeBox) Load(offset uint32, width int) (uint64, error) {
+	if width == 8 {
+		return f.take(offset)
+	}
 	if f.gone {
 		return 0, device.ErrGone
 	}
 	if offset != f.base+device.MboxStatus {
 		return 0, nil
 	}
-	v := uint32(len(f.messages))
+	v := uint64(len(f.messages))
 	if f.overflow {
 		v |= 1 << 16
 	}
 	return v, nil
 }
 
-func (f *fakeBox) Write32(offset uint32, v uint32) error {
+func (f *fakeBox) Store(offset uint32, _ int, v uint64) error {
 	if f.gone {
 		return device.ErrGone
 	}
@@ -43,7 +45,7 @@ func (f *fakeBox) Write32(offset uint32, v uint32) error {
 	return nil
 }
 
-func (f *fakeBox) Read64(offset uint32) (uint64, error) {
+func (f *fakeBox) take(offset uint32) (uint64, error) {
 	if f.gone {
 		return 0, device.ErrGone
 	}
@@ -73,7 +75,7 @@ func TestBox(t *testing.T) {
 		{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, // no packetizer can send that
 		{11, 12},
 	}}
-	b := mailbox.NewBox(f, 5)
+	b := mailbox.NewBox(device.Window{Access: f}, 5)
 	if n, over, err := b.Status(); n != 4 || !over || err != nil {
 		t.Fatalf("status %d %v %v", n, over, err)
 	}
@@ -110,7 +112,7 @@ func TestBox(t *testing.T) {
 
 func TestBoxAllocatesNothing(t *testing.T) {
 	f := &fakeBox{base: 5 * device.PageSize}
-	b := mailbox.NewBox(f, 5)
+	b := mailbox.NewBox(device.Window{Access: f}, 5)
 	var words [device.PktzMaxWords]uint64
 	message := [][]uint64{{1, 2, 3}}
 	if n := testing.AllocsPerRun(100, func() {

@@ -44,13 +44,17 @@ func (p *page) gone() error {
 	return nil
 }
 
-func (p *page) Read32(uint32) (uint32, error) { p.t.Error("32-bit read"); return 0, nil }
-func (p *page) Write32(uint32, uint32) error  { p.t.Error("32-bit write"); return nil }
-func (p *page) Read64(offset uint32) (uint64, error) {
+func (p *page) Load(offset uint32, width int) (uint64, error) {
+	if width != 8 {
+		p.t.Errorf("a read of %d bytes", width)
+	}
 	return p.regs[p.at(offset)/8], p.gone()
 }
 
-func (p *page) Write64(offset uint32, v uint64) error {
+func (p *page) Store(offset uint32, width int, v uint64) error {
+	if width != 8 {
+		p.t.Errorf("a write of %d bytes", width)
+	}
 	at := p.at(offset)
 	if err := p.gone(); err != nil {
 		return err
@@ -70,7 +74,7 @@ func (p *page) Write64(offset uint32, v uint64) error {
 
 func TestPortSends(t *testing.T) {
 	p := &page{t: t, record: true}
-	port := packetizer.New(p, iface)
+	port := packetizer.New(device.Window{Access: p}, iface)
 	r := mailbox.RAPF{PDID: 1, Transaction: 2, Sequence: 3, Claimed: 1}
 	d := mailbox.Doorbell{PDID: 1, Channel: 5}
 	for i, f := range []func() error{
@@ -101,7 +105,7 @@ func TestPortSends(t *testing.T) {
 
 func TestPortRefused(t *testing.T) {
 	p := &page{t: t, status: device.PktzRefused}
-	port := packetizer.New(p, iface)
+	port := packetizer.New(device.Window{Access: p}, iface)
 	if err := port.Send(1, 0, 1); !errors.Is(err, packetizer.ErrRefused) || port.Refused() != 1 {
 		t.Errorf("%v, %d", err, port.Refused())
 	}
@@ -115,7 +119,7 @@ func TestPortRefused(t *testing.T) {
 
 func TestPortBusy(t *testing.T) {
 	p := &page{t: t, status: device.PktzBusy}
-	port := packetizer.New(p, iface)
+	port := packetizer.New(device.Window{Access: p}, iface)
 	for i := range device.PktzChannels {
 		if err := port.Send(1, 1, 1); err != nil {
 			t.Fatalf("message %d: %v", i, err)
@@ -134,7 +138,7 @@ func TestPortBusy(t *testing.T) {
 
 func TestPortWords(t *testing.T) {
 	p := &page{t: t}
-	port := packetizer.New(p, iface)
+	port := packetizer.New(device.Window{Access: p}, iface)
 	for _, words := range [][]uint64{nil, make([]uint64, 9)} {
 		if err := port.Send(1, 1, words...); !errors.Is(err, packetizer.ErrWords) {
 			t.Errorf("%d words: %v", len(words), err)
@@ -148,12 +152,12 @@ func TestPortWords(t *testing.T) {
 func TestPortGone(t *testing.T) {
 	for failAt := 1; failAt <= 4; failAt++ {
 		p := &page{t: t, failAt: failAt}
-		if err := packetizer.New(p, iface).Send(1, 1, 1); !errors.Is(err, device.ErrGone) {
+		if err := packetizer.New(device.Window{Access: p}, iface).Send(1, 1, 1); !errors.Is(err, device.ErrGone) {
 			t.Errorf("gone at access %d: %v", failAt, err)
 		}
 	}
 	p := &page{t: t, status: device.PktzBusy}
-	port := packetizer.New(p, iface)
+	port := packetizer.New(device.Window{Access: p}, iface)
 	for range device.PktzChannels {
 		if err := port.Send(1, 1, 1); err != nil {
 			t.Fatal(err)
@@ -166,7 +170,7 @@ func TestPortGone(t *testing.T) {
 }
 
 func BenchmarkRAPF(b *testing.B) {
-	port := packetizer.New(&page{}, iface)
+	port := packetizer.New(device.Window{Access: &page{}}, iface)
 	r := mailbox.RAPF{PDID: 1, Transaction: 2, Sequence: 3, Claimed: 1}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -177,7 +181,7 @@ func BenchmarkRAPF(b *testing.B) {
 }
 
 func TestRAPFAllocatesNothing(t *testing.T) {
-	port := packetizer.New(&page{t: t}, iface)
+	port := packetizer.New(device.Window{Access: &page{t: t}}, iface)
 	r := mailbox.RAPF{PDID: 1, Transaction: 2, Sequence: 3, Claimed: 1}
 	if n := testing.AllocsPerRun(100, func() {
 		if err := port.RAPF(1, r); err != nil {

@@ -13,14 +13,9 @@ type registers struct {
 	w device.WindowID
 }
 
-func (r registers) Read32(off uint32) (uint32, error) { return uint32(r.n.Load(r.w, off, 4)), nil }
-func (r registers) Read64(off uint32) (uint64, error) { return r.n.Load(r.w, off, 8), nil }
-func (r registers) Write32(off, v uint32) error {
-	r.n.Store(0, r.w, off, 4, uint64(v), nil)
-	return nil
-}
-func (r registers) Write64(off uint32, v uint64) error {
-	r.n.Store(0, r.w, off, 8, v, nil)
+func (r registers) Load(off uint32, width int) (uint64, error) { return r.n.Load(r.w, off, width), nil }
+func (r registers) Store(off uint32, width int, v uint64) error {
+	r.n.Store(0, r.w, off, width, v, nil)
 	return nil
 }
 
@@ -32,7 +27,7 @@ func TestRegistersConform(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := soc.New(cfg)
-			conformance(t, func(w device.WindowID) device.Window { return registers{n, w} })
+			conformance(t, func(w device.WindowID) device.Window { return device.Window{Access: registers{n, w}} })
 		})
 	}
 }

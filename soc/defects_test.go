@@ -27,27 +27,22 @@ type broken struct {
 	write32 func(offset uint32) bool // true: the write is lost
 }
 
-func (b broken) Read32(offset uint32) (uint32, error) {
-	v, err := b.Window.Read32(offset)
-	if b.read32 != nil {
-		v = b.read32(offset, v)
-	}
-	return v, err
-}
-
-func (b broken) Read64(offset uint32) (uint64, error) {
-	v, err := b.Window.Read64(offset)
-	if b.read64 != nil {
+func (b broken) Load(offset uint32, width int) (uint64, error) {
+	v, err := b.Window.Load(offset, width)
+	switch {
+	case width == 4 && b.read32 != nil:
+		v = uint64(b.read32(offset, uint32(v)))
+	case width == 8 && b.read64 != nil:
 		v = b.read64(offset, v)
 	}
 	return v, err
 }
 
-func (b broken) Write32(offset, v uint32) error {
-	if b.write32 != nil && b.write32(offset) {
+func (b broken) Store(offset uint32, width int, v uint64) error {
+	if width == 4 && b.write32 != nil && b.write32(offset) {
 		return nil
 	}
-	return b.Window.Write32(offset, v)
+	return b.Window.Store(offset, width, v)
 }
 
 // TestCheckFindsDefects checks that each property is verified: a device that lacks it is detected
@@ -121,7 +116,7 @@ func TestCheckFindsDefects(t *testing.T) {
 					return m.Window(w)
 				}
 				tt.defect.Window = m.Window(w)
-				return tt.defect
+				return device.Window{Access: tt.defect}
 			})
 			for _, f := range findings {
 				if f.Kind == tt.kind && f.Register == tt.at {

@@ -23,7 +23,7 @@ func newModel(caps uint64) *model {
 }
 
 // Window returns one of the model's windows.
-func (m *model) Window(w device.WindowID) device.Window { return window{m, w} }
+func (m *model) Window(w device.WindowID) device.Window { return device.Window{Access: window{m, w}} }
 
 func (m *model) value(r device.Register, i int) uint64 {
 	v, ok := m.regs[slot{r.Window, r.At(i)}]
@@ -138,14 +138,11 @@ func (w window) store(offset uint32, width int, v uint64) {
 	}
 }
 
-// Read32 reads 32 bits.
-func (w window) Read32(offset uint32) (uint32, error) { return uint32(w.load(offset, 4)), nil }
+// Load implements device.Access.
+func (w window) Load(offset uint32, width int) (uint64, error) { return w.load(offset, width), nil }
 
-// Read64 reads 64 bits.
-func (w window) Read64(offset uint32) (uint64, error) { return w.load(offset, 8), nil }
-
-// Write32 writes 32 bits.
-func (w window) Write32(offset uint32, v uint32) error { w.store(offset, 4, uint64(v)); return nil }
-
-// Write64 writes 64 bits.
-func (w window) Write64(offset uint32, v uint64) error { w.store(offset, 8, v); return nil }
+// Store implements device.Access.
+func (w window) Store(offset uint32, width int, v uint64) error {
+	w.store(offset, width, v)
+	return nil
+}

@@ -19,29 +19,20 @@ func (r *regs) fail(w device.WindowID, off uint32, err error) {
 	r.err = fmt.Errorf("node %d, window %v, offset 0x%x: %w", r.node, w, off, err)
 }
 
-func (r *regs) write32(w device.WindowID, off, v uint32) {
+func (r *regs) store(w device.WindowID, off uint32, width int, v uint64) {
 	if r.err != nil {
 		return
 	}
-	if err := r.bus.Window(w).Write32(off, v); err != nil {
+	if err := r.bus.Window(w).Store(off, width, v); err != nil {
 		r.fail(w, off, err)
 	}
 }
 
-func (r *regs) write64(w device.WindowID, off uint32, v uint64) {
-	if r.err != nil {
-		return
-	}
-	if err := r.bus.Window(w).Write64(off, v); err != nil {
-		r.fail(w, off, err)
-	}
-}
-
-func (r *regs) read32(w device.WindowID, off uint32) uint32 {
+func (r *regs) load(w device.WindowID, off uint32, width int) uint64 {
 	if r.err != nil {
 		return 0
 	}
-	v, err := r.bus.Window(w).Read32(off)
+	v, err := r.bus.Window(w).Load(off, width)
 	if err != nil {
 		r.fail(w, off, err)
 		return 0
@@ -49,17 +40,10 @@ func (r *regs) read32(w device.WindowID, off uint32) uint32 {
 	return v
 }
 
-func (r *regs) read64(w device.WindowID, off uint32) uint64 {
-	if r.err != nil {
-		return 0
-	}
-	v, err := r.bus.Window(w).Read64(off)
-	if err != nil {
-		r.fail(w, off, err)
-		return 0
-	}
-	return v
-}
+func (r *regs) write32(w device.WindowID, off, v uint32)        { r.store(w, off, 4, uint64(v)) }
+func (r *regs) write64(w device.WindowID, off uint32, v uint64) { r.store(w, off, 8, v) }
+func (r *regs) read32(w device.WindowID, off uint32) uint32     { return uint32(r.load(w, off, 4)) }
+func (r *regs) read64(w device.WindowID, off uint32) uint64     { return r.load(w, off, 8) }
 
 // arrived reads a 64-bit register of the PL back. Writes may be posted, and a doorbell, of this
 // or another node, may overtake them (PCI: a read pushes earlier writes).

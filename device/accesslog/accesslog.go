@@ -53,7 +53,7 @@ func (b *watchedBus) Window(id device.WindowID) device.Window {
 	if id >= device.Windows {
 		return b.Bus.Window(id)
 	}
-	return &b.windows[id]
+	return device.Window{Access: &b.windows[id]}
 }
 
 type window struct {
@@ -63,31 +63,17 @@ type window struct {
 	id   device.WindowID
 }
 
-// Read32 implements device.Window.
-func (w *window) Read32(off uint32) (uint32, error) {
-	v, err := w.to.Read32(off)
-	w.log.access(w, 'r', 4, off, uint64(v), err)
+// Load implements device.Access.
+func (w *window) Load(off uint32, width int) (uint64, error) {
+	v, err := w.to.Load(off, width)
+	w.log.access(w, 'r', width, off, v&(^uint64(0)>>(64-8*width)), err)
 	return v, err
 }
 
-// Read64 implements device.Window.
-func (w *window) Read64(off uint32) (uint64, error) {
-	v, err := w.to.Read64(off)
-	w.log.access(w, 'r', 8, off, v, err)
-	return v, err
-}
-
-// Write32 implements device.Window.
-func (w *window) Write32(off, v uint32) error {
-	err := w.to.Write32(off, v)
-	w.log.access(w, 'w', 4, off, uint64(v), err)
-	return err
-}
-
-// Write64 implements device.Window.
-func (w *window) Write64(off uint32, v uint64) error {
-	err := w.to.Write64(off, v)
-	w.log.access(w, 'w', 8, off, v, err)
+// Store implements device.Access.
+func (w *window) Store(off uint32, width int, v uint64) error {
+	err := w.to.Store(off, width, v)
+	w.log.access(w, 'w', width, off, v, err)
 	return err
 }
 

@@ -19,11 +19,9 @@ type plain struct {
 
 type plainWindow struct{ b *plain }
 
-func (b *plain) Window(device.WindowID) device.Window  { return plainWindow{b} }
-func (w plainWindow) Read32(uint32) (uint32, error)    { return uint32(w.b.value), w.b.err }
-func (w plainWindow) Read64(uint32) (uint64, error)    { return w.b.value, w.b.err }
-func (w plainWindow) Write32(_ uint32, v uint32) error { w.b.value = uint64(v); return w.b.err }
-func (w plainWindow) Write64(_ uint32, v uint64) error { w.b.value = v; return w.b.err }
+func (b *plain) Window(device.WindowID) device.Window       { return device.Window{Access: plainWindow{b}} }
+func (w plainWindow) Load(uint32, int) (uint64, error)      { return w.b.value, w.b.err }
+func (w plainWindow) Store(_ uint32, _ int, v uint64) error { w.b.value = v; return w.b.err }
 
 // The lines, written by hand from the tables of spec/hardware.md 3 to 6.
 func TestLines(t *testing.T) {

@@ -145,7 +145,9 @@ func New(cfg Config) *Queues {
 }
 
 // Window returns a window of the node that includes the queues.
-func (q *Queues) Window(id device.WindowID) device.Window { return &q.windows[id] }
+func (q *Queues) Window(id device.WindowID) device.Window {
+	return device.Window{Access: &q.windows[id]}
+}
 
 // Stats returns the counters.
 func (q *Queues) Stats() Stats {

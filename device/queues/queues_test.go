@@ -38,12 +38,12 @@ type window struct {
 
 func (w window) key(off uint32) uint32 { return uint32(w.id)<<24 | off }
 
-func (w window) Read64(off uint32) (uint64, error) {
+func (w window) Load(off uint32, _ int) (uint64, error) {
 	w.n.reads++
 	return w.n.regs[w.key(off)], w.n.err
 }
 
-func (w window) Write64(off uint32, v uint64) error {
+func (w window) Store(off uint32, _ int, v uint64) error {
 	if w.id == device.PL && off == device.PLCommandQueue+device.QueueDoorbell {
 		w.n.bells++
 	}
@@ -54,13 +54,10 @@ func (w window) Write64(off uint32, v uint64) error {
 	return w.n.err
 }
 
-func (w window) Read32(off uint32) (uint32, error) { v, err := w.Read64(off); return uint32(v), err }
-func (w window) Write32(off, v uint32) error       { return w.Write64(off, uint64(v)) }
-
 func newNode(t testing.TB) *node {
 	n := &node{t: t, regs: map[uint32]uint64{}, mem: make(faulttest.Bytes, queues.MemorySize)}
 	n.q = queues.New(queues.Config{
-		Window: func(id device.WindowID) device.Window { return window{n, id} }, Memory: n.mem, Addr: at,
+		Window: func(id device.WindowID) device.Window { return device.Window{Access: window{n, id}} }, Memory: n.mem, Addr: at,
 		Raise: func() { n.raise++ }, Later: func(f func()) { n.posts = append(n.posts, f) },
 		Written: func(s int) { n.calls = append(n.calls, s) }, Off: func() { n.off++ },
 	})

@@ -55,48 +55,28 @@ func (f *fifo) status() uint64 {
 	return s
 }
 
-// window is a window of the device that includes the queues.
+// window is device.Access to a window of the device that includes the queues.
 type window struct {
 	q  *Queues
 	to device.Window
 	id device.WindowID
 }
 
-// Read32 implements device.Window.
-func (w *window) Read32(off uint32) (uint32, error) {
-	if v, ok := w.q.read(w.id, off, 4); ok {
-		return uint32(v), nil
+// Load implements device.Access.
+func (w *window) Load(off uint32, width int) (uint64, error) {
+	if v, ok := w.q.read(w.id, off, width); ok {
+		return v, nil
 	}
-	v, err := w.to.Read32(off)
-	if !w.q.events && w.id == device.PL && off == device.PLIRQStatus {
-		v |= w.q.causes()
+	v, err := w.to.Load(off, width)
+	if width == 4 && !w.q.events && w.id == device.PL && off == device.PLIRQStatus {
+		v |= uint64(w.q.causes())
 	}
 	return v, err
 }
 
-// Read64 implements device.Window.
-func (w *window) Read64(off uint32) (uint64, error) {
-	if v, ok := w.q.read(w.id, off, 8); ok {
-		return v, nil
-	}
-	return w.to.Read64(off)
-}
-
-// Write32 implements device.Window.
-func (w *window) Write32(off, v uint32) error {
-	if w.q.write(w.id, off, uint64(v)) {
-		return nil
-	}
-	if w.id == device.PL && off == device.PLCtrl && v&device.CtrlReset != 0 {
-		w.q.Stop()
-		defer w.q.isOff()
-	}
-	return w.to.Write32(off, v)
-}
-
-// Write64 implements device.Window.
-func (w *window) Write64(off uint32, v uint64) error {
-	if w.id == device.PKTZ {
+// Store implements device.Access.
+func (w *window) Store(off uint32, width int, v uint64) error {
+	if width == 8 && w.id == device.PKTZ {
 		if ok, err := w.q.writePacketizer(off, v); ok {
 			return err
 		}
@@ -104,7 +84,11 @@ func (w *window) Write64(off uint32, v uint64) error {
 	if w.q.write(w.id, off, v) {
 		return nil
 	}
-	return w.to.Write64(off, v)
+	if width == 4 && w.id == device.PL && off == device.PLCtrl && v&device.CtrlReset != 0 {
+		w.q.Stop()
+		defer w.q.isOff()
+	}
+	return w.to.Store(off, width, v)
 }
 
 // causes returns the latched causes known only here: those received before the event queue broke.

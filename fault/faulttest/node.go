@@ -148,7 +148,7 @@ func New() *Node {
 }
 
 // Window returns a window.
-func (n *Node) Window(w device.WindowID) device.Window { return &n.windows[w] }
+func (n *Node) Window(w device.WindowID) device.Window { return device.Window{Access: &n.windows[w]} }
 
 // Serve sets h as the handler, delivers what is pending, and waits for ctx.
 func (n *Node) Serve(ctx context.Context, h device.Handler) error {

@@ -31,61 +31,61 @@ func (w *window) done(v uint64) {
 	}
 }
 
-// Read32 reads a register.
-func (w *window) Read32(off uint32) (uint32, error) {
-	ok, err := w.begin(Access{Window: w.id, Width: 4, Offset: off})
+// Load reads a register.
+func (w *window) Load(off uint32, width int) (uint64, error) {
+	ok, err := w.begin(Access{Window: w.id, Width: width, Offset: off})
 	if !ok {
 		return 0, err
 	}
-	v := w.words[off/4]
-	switch w.id {
-	case device.PL:
-		if w.n.Queues != nil && queueRegister(off) {
-			v = uint32(w.n.Queues.Load(off))
-			break
-		}
-		v = w.n.readPL(off, v)
-	case device.SMMU:
-		if off >= device.SMMUBanks && (off-device.SMMUBanks)%device.SMMUBankSize == device.TLBSTATUS {
-			v = 0
-			if w.n.InFlight[(off-device.SMMUBanks)/device.SMMUBankSize] > 0 {
-				v = 1
-			}
-		}
-	case device.PKTZ:
-		v = uint32(w.n.readPktz(off, uint64(v)))
+	v := uint64(w.words[off/4])
+	if width == 8 {
+		v = w.get64(off)
 	}
-	w.done(uint64(v))
-	return v, nil
-}
-
-// Read64 reads a register.
-func (w *window) Read64(off uint32) (uint64, error) {
-	ok, err := w.begin(Access{Window: w.id, Width: 8, Offset: off})
-	if !ok {
-		return 0, err
-	}
-	v := w.get64(off)
-	switch w.id {
-	case device.PL:
+	switch {
+	case w.id == device.PL && width == 8:
 		switch off {
 		case device.PLRXFIFO, device.PLRXFIFO + 8, device.PLTXFIFO, device.PLTXFIFO + 8:
 			lo := w.n.readPL(off, 0)
 			v = uint64(lo) | uint64(w.n.readPL(off+4, 0))<<32
 		}
-	case device.PKTZ:
+	case w.id == device.PL && w.n.Queues != nil && queueRegister(off):
+		v = w.n.Queues.Load(off) & (1<<32 - 1)
+	case w.id == device.PL:
+		v = uint64(w.n.readPL(off, uint32(v)))
+	case w.id == device.SMMU && width == 4 && off >= device.SMMUBanks && (off-device.SMMUBanks)%device.SMMUBankSize == device.TLBSTATUS:
+		v = 0
+		if w.n.InFlight[(off-device.SMMUBanks)/device.SMMUBankSize] > 0 {
+			v = 1
+		}
+	case w.id == device.PKTZ:
 		v = w.n.readPktz(off, v)
 	}
 	w.done(v)
 	return v, nil
 }
 
-// Write32 writes a register.
-func (w *window) Write32(off, v uint32) error {
-	ok, err := w.begin(Access{Window: w.id, Write: true, Width: 4, Offset: off, Value: uint64(v)})
+// Store writes a register.
+func (w *window) Store(off uint32, width int, v uint64) error {
+	ok, err := w.begin(Access{Window: w.id, Write: true, Width: width, Offset: off, Value: v})
 	if !ok {
 		return err
 	}
+	if width == 8 {
+		w.set64(off, v)
+		if w.id == device.PL && w.n.Queues != nil && queueRegister(off) {
+			w.n.Queues.Store(off, v)
+		}
+		if w.id == device.PKTZ {
+			w.n.writePktz(off, v)
+		}
+	} else {
+		w.store32(off, uint32(v))
+	}
+	w.n.irq()
+	return nil
+}
+
+func (w *window) store32(off, v uint32) {
 	n := w.n
 	switch {
 	case w.id == device.PL && n.Queues != nil && queueRegister(off):
@@ -111,25 +111,6 @@ func (w *window) Write32(off, v uint32) error {
 	default:
 		w.words[off/4] = v
 	}
-	n.irq()
-	return nil
-}
-
-// Write64 writes a register.
-func (w *window) Write64(off uint32, v uint64) error {
-	ok, err := w.begin(Access{Window: w.id, Write: true, Width: 8, Offset: off, Value: v})
-	if !ok {
-		return err
-	}
-	w.set64(off, v)
-	if w.id == device.PL && w.n.Queues != nil && queueRegister(off) {
-		w.n.Queues.Store(off, v)
-	}
-	if w.id == device.PKTZ {
-		w.n.writePktz(off, v)
-	}
-	w.n.irq()
-	return nil
 }
 
 // queueRegister reports whether a register of window pl belongs to the queues.

@@ -54,7 +54,7 @@ func (b *inMemory) access(a *queue.Access) {
 // Window implements device.Bus.
 func (b *inMemory) Window(id device.WindowID) device.Window {
 	if id == device.PKTZ {
-		return watchedWindow{b.QueueBus.Window(id), b.n}
+		return device.Window{Access: watchedWindow{b.QueueBus.Window(id), b.n}}
 	}
 	return b.QueueBus.Window(id)
 }
@@ -64,10 +64,10 @@ type watchedWindow struct {
 	n *Node
 }
 
-// Write64 implements device.Window.
-func (x watchedWindow) Write64(off uint32, v uint64) error {
-	if o := x.n.world.observer; o != nil {
+// Store implements device.Access.
+func (x watchedWindow) Store(off uint32, width int, v uint64) error {
+	if o := x.n.world.observer; o != nil && width == 8 {
 		o.wrote(x.n, off, v)
 	}
-	return x.Window.Write64(off, v)
+	return x.Window.Store(off, width, v)
 }

@@ -201,7 +201,7 @@ func (n *Node) start() (err error) {
 	}
 	for reg, v := range map[uint32]uint32{device.PLTimeoutUS: cfg.TimeoutUS, device.PLGuardUS: cfg.GuardUS, device.PLOutstanding: cfg.Outstanding} {
 		if v != 0 {
-			_ = n.windows[device.PL].Write32(reg, v)
+			_ = n.Window(device.PL).Write32(reg, v)
 		}
 	}
 	return nil
@@ -415,7 +415,7 @@ func (n *Node) transmit(f *wire.Frame) {
 // Node is a device.Bus whose owner is the simulation.
 
 // Window implements device.Bus.
-func (n *Node) Window(id device.WindowID) device.Window { return &n.windows[id] }
+func (n *Node) Window(id device.WindowID) device.Window { return device.Window{Access: &n.windows[id]} }
 
 // Serve implements device.Bus. It is not used: the world serves the node.
 func (n *Node) Serve(context.Context, device.Handler) error {
@@ -446,18 +446,17 @@ type window struct {
 	id device.WindowID
 }
 
-func (x *window) Read32(off uint32) (uint32, error) { return uint32(x.n.SOC.Load(x.id, off, 4)), nil }
-func (x *window) Read64(off uint32) (uint64, error) { return x.n.SOC.Load(x.id, off, 8), nil }
-func (x *window) Write32(off, v uint32) error       { x.write(off, 4, uint64(v)); return nil }
-func (x *window) Write64(off uint32, v uint64) error {
-	x.write(off, 8, v)
-	return nil
+// Load implements device.Access.
+func (x *window) Load(off uint32, width int) (uint64, error) {
+	return x.n.SOC.Load(x.id, off, width), nil
 }
 
-func (x *window) write(off uint32, width int, v uint64) {
+// Store implements device.Access.
+func (x *window) Store(off uint32, width int, v uint64) error {
 	n := x.n
 	if o := n.world.observer; o != nil && x.id == device.PKTZ && n.front == nil {
 		o.wrote(n, off, v)
 	}
 	n.do(n.SOC.Store(n.world.now, x.id, off, width, v, n.actions[:0]))
+	return nil
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Window implements device.Bus.
-func (n *node) Window(id device.WindowID) device.Window { return &n.windows[id] }
+func (n *node) Window(id device.WindowID) device.Window { return n.windows[id] }
 
 // Post implements device.Bus.
 func (n *node) Post(f func()) { n.m.loop.Post(f) }
@@ -94,7 +94,7 @@ func (w *worker) serve(m *Machine) {
 	}
 }
 
-// window is device.Window of a node, whatever its link is at the moment.
+// window is device.Access of a node, whatever its link is at the moment.
 type window struct {
 	n  *node
 	id device.WindowID
@@ -105,7 +105,7 @@ func (w *window) current() (device.Window, error) {
 	if l := w.n.link.Load(); l != nil {
 		return l.windows[w.id], nil
 	}
-	return nil, w.gone(device.ErrGone)
+	return device.Window{}, w.gone(device.ErrGone)
 }
 
 func (w *window) gone(err error) error {
@@ -115,40 +115,21 @@ func (w *window) gone(err error) error {
 	return fmt.Errorf("node %d: %w", w.n.index, err)
 }
 
-// Read32 implements device.Window.
-func (w *window) Read32(off uint32) (uint32, error) {
+// Load implements device.Access.
+func (w *window) Load(off uint32, width int) (uint64, error) {
 	to, err := w.current()
 	if err != nil {
 		return 0, err
 	}
-	v, err := to.Read32(off)
+	v, err := to.Load(off, width)
 	return v, w.gone(err)
 }
 
-// Read64 implements device.Window.
-func (w *window) Read64(off uint32) (uint64, error) {
-	to, err := w.current()
-	if err != nil {
-		return 0, err
-	}
-	v, err := to.Read64(off)
-	return v, w.gone(err)
-}
-
-// Write32 implements device.Window.
-func (w *window) Write32(off, v uint32) error {
+// Store implements device.Access.
+func (w *window) Store(off uint32, width int, v uint64) error {
 	to, err := w.current()
 	if err != nil {
 		return err
 	}
-	return w.gone(to.Write32(off, v))
-}
-
-// Write64 implements device.Window.
-func (w *window) Write64(off uint32, v uint64) error {
-	to, err := w.current()
-	if err != nil {
-		return err
-	}
-	return w.gone(to.Write64(off, v))
+	return w.gone(to.Store(off, width, v))
 }

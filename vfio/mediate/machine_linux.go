@@ -119,7 +119,7 @@ type Machine struct {
 type node struct {
 	m       *Machine
 	index   int
-	windows [device.Windows]window
+	windows [device.Windows]device.Window
 	vectors [device.Vectors]int // eventfds
 	handler device.Handler
 	slots   [device.Slots]*slot
@@ -205,7 +205,7 @@ func (m *Machine) open(ctx context.Context) error {
 			n.vectors[v] = -1
 		}
 		for w := range n.windows {
-			n.windows[w] = window{n, device.WindowID(w)}
+			n.windows[w] = device.Window{Access: &window{n, device.WindowID(w)}}
 		}
 		m.nodes = append(m.nodes, n)
 		for v := range n.vectors {
@@ -309,7 +309,7 @@ func (l *link) prepare(n *node) error {
 	}
 	l.btcm.lost = func() { n.m.loop.Post(func() { n.down(l, errLost) }) }
 	for id := range l.windows {
-		l.windows[id] = &raw{l, device.WindowID(id)}
+		l.windows[id] = device.Window{Access: &raw{l, device.WindowID(id)}}
 	}
 	if caps&device.CapsQueues != 0 && !n.m.cfg.Registers {
 		if l.rings, err = newRings(n, l, log); err != nil {

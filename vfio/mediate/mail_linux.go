@@ -57,7 +57,7 @@ func (s *slot) pollMail(now int64) (any bool) {
 // take moves messages from the mailbox to the process as far as its ring has room. It reports
 // whether there were any.
 func (s *slot) take() (any bool) {
-	box := mailbox.NewBox(&s.node.windows[device.MBOX], device.MailboxProcess+s.index)
+	box := mailbox.NewBox(s.node.windows[device.MBOX], device.MailboxProcess+s.index)
 	return s.process.Deliver(func(m *attach.Mail) bool {
 		if n, _, err := box.Status(); err != nil || n == 0 {
 			return false // a device that is gone is posted

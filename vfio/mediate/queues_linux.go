@@ -74,7 +74,7 @@ func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
 	}
 	r.posted = func() { r.raise = false; r.deliver() }
 	cfg := queues.Config{
-		Window: func(id device.WindowID) device.Window { return &raw{l, id} },
+		Window: func(id device.WindowID) device.Window { return device.Window{Access: &raw{l, id}} },
 		Memory: wordsOf(r.own.B), Addr: at,
 		Raise: r.wake, Later: r.do,
 		// Done is not needed: the owner looks for the end of transfers whenever it wakes.
@@ -250,7 +250,7 @@ func (n *node) mailCame(mailbox int) {
 	}
 }
 
-// raw is device.Window over a region of the function. Writes are posted, as on a PCI bus: a later
+// raw is device.Access to a region of the function. Writes are posted, as on a PCI bus: a later
 // access of any kind is ordered after them.
 type raw struct {
 	l  *link
@@ -265,7 +265,8 @@ func gone(err error) error {
 	return fmt.Errorf("%w: %w", device.ErrGone, err)
 }
 
-func (w *raw) read(off uint32, size int) (uint64, error) {
+// Load implements device.Access.
+func (w *raw) Load(off uint32, size int) (uint64, error) {
 	if w.id == device.BTCM && w.l.btcm.holds(off, size) {
 		v, ok := w.l.btcm.load(off, size)
 		if !ok {
@@ -277,21 +278,7 @@ func (w *raw) read(off uint32, size int) (uint64, error) {
 	return v, gone(err)
 }
 
-func (w *raw) write(off uint32, size int, v uint64) error {
+// Store implements device.Access.
+func (w *raw) Store(off uint32, size int, v uint64) error {
 	return gone(w.l.fn.Post(int(w.id), uint64(off), size, v))
 }
-
-// Read32 implements device.Window.
-func (w *raw) Read32(off uint32) (uint32, error) {
-	v, err := w.read(off, 4)
-	return uint32(v), err
-}
-
-// Read64 implements device.Window.
-func (w *raw) Read64(off uint32) (uint64, error) { return w.read(off, 8) }
-
-// Write32 implements device.Window.
-func (w *raw) Write32(off, v uint32) error { return w.write(off, 4, uint64(v)) }
-
-// Write64 implements device.Window.
-func (w *raw) Write64(off uint32, v uint64) error { return w.write(off, 8, v) }

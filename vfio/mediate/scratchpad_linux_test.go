@@ -52,7 +52,7 @@ func TestScratchpadThatGoes(t *testing.T) {
 		}
 	}
 	s.put(1, 2, &words)
-	_, err = (&raw{&link{btcm: s}, device.BTCM}).Read32(0)
+	_, err = (&raw{&link{btcm: s}, device.BTCM}).Load(0, 4)
 	if !errors.Is(err, device.ErrGone) || !errors.Is(err, errLost) {
 		t.Error(err)
 	}

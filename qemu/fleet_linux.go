@@ -346,13 +346,8 @@ func (f *Fleet) restore(ctx context.Context, s saved, i int) error {
 
 // load loads the modules in a guest.
 func (f *Fleet) load(ctx context.Context, i int) error {
-	set := f.state.Options.Modules
-	if set == "" {
-		set = guest.SetStock
-	}
-	var out strings.Builder
-	code, err := f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: []string{"exanetctl", "guest", "load", set}}, Stdout: &out, Stderr: &out})
-	return failed("loading its modules", code, err, out.String())
+	_, err := f.run(ctx, i, "loading its modules", "exanetctl", "guest", "load", cmp.Or(f.state.Options.Modules, guest.SetStock))
+	return err
 }
 
 // groupsFile has the groups of all pfds in the guests.
@@ -388,37 +383,34 @@ func (f *Fleet) startPFD(ctx context.Context, i int) error {
 			flags = []string{"--unsafe-noiommu"}
 		}
 	}
-	var out strings.Builder
-	code, err := f.Run(ctx, i, agent.Command{
-		Exec:   agent.Exec{Args: []string{"sh", "-c", before + "exanetctl bind --all --driver " + driver + " --wait " + strconv.Itoa(o.Nodes)}},
-		Stdout: &out, Stderr: &out,
-	})
-	if err := failed("binding its nodes", code, err, out.String()); err != nil {
+	bound, err := f.run(ctx, i, "binding its nodes", "sh", "-c", before+"exanetctl bind --all --driver "+driver+" --wait "+strconv.Itoa(o.Nodes))
+	if err != nil {
 		return err
 	}
 	own := fmt.Sprintf("%d-%d", max(i*domains, 1), (i+1)*domains-1)
-	args := append([]string{"--device", kind + strings.Join(strings.Fields(out.String()), ","), "--groups", groupsFile, "--pdid-range", own}, append(flags, o.PFD...)...)
+	args := append([]string{"--device", kind + strings.Join(strings.Fields(bound), ","), "--groups", groupsFile, "--pdid-range", own}, append(flags, o.PFD...)...)
 	script := smallPFD
 	if o.System == Debian {
 		script = debianPFD
 	}
 	script = fmt.Sprintf("echo '0 %s %#x' >%s\n", Group, groupFirst, groupsFile) + script
-	out.Reset()
 	ctx, cancel := context.WithTimeout(ctx, pfdTime)
 	defer cancel()
-	code, err = f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: append([]string{"sh", "-c", script, "sh"}, args...)}, Stdout: &out, Stderr: &out})
-	return failed("starting pfd", code, err, out.String())
+	_, err = f.run(ctx, i, "starting pfd", append([]string{"sh", "-c", script, "sh"}, args...)...)
+	return err
 }
 
-// failed returns an error for a command in a guest that did not succeed.
-func failed(what string, code int, err error, said string) error {
+// run runs a command in a guest and returns its output. The error says what the command is for.
+func (f *Fleet) run(ctx context.Context, i int, what string, args ...string) (string, error) {
+	var out strings.Builder
+	code, err := f.Run(ctx, i, agent.Command{Exec: agent.Exec{Args: args}, Stdout: &out, Stderr: &out})
 	switch {
 	case err != nil:
-		return fmt.Errorf("%s: %w: %s", what, err, said)
+		err = fmt.Errorf("%s: %w: %s", what, err, out.String())
 	case code != 0:
-		return fmt.Errorf("%s: %w: exit code %d: %s", what, ErrGuest, code, said)
+		err = fmt.Errorf("%s: %w: exit code %d: %s", what, ErrGuest, code, out.String())
 	}
-	return nil
+	return out.String(), err
 }
 
 // pfdTime is how long a pfd may take to become ready; defined by this project.

@@ -109,8 +109,8 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	share.Folio = 16
 	sh, derr = DecodeShare(g["share-folios"])
 	check("share-folios", share.Append(nil), nil, sh, derr, share)
-	unshare := Unshare{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20}
-	un, derr := DecodeUnshare(g["unshare"])
+	unshare := Range{Product: "exanet 1.0", Type: TypeUnshare, VA: 0x7f0000001000, Size: 2 << 20}
+	un, derr := DecodeRange(g["unshare"])
 	check("unshare", unshare.Append(nil), nil, un, derr, unshare)
 	shared := Shared{Product: "exanet 1.0", VA: 0x7f0000001000, Size: 2 << 20, Answered: TypeShare}
 	sd, derr := DecodeShared(g["shared"])
@@ -150,7 +150,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"refused":  func(b []byte) error { _, err := DecodeRefused(b); return err },
 		"ended":    func(b []byte) error { _, err := DecodeEnded(b); return err },
 		"share":    func(b []byte) error { _, err := DecodeShare(b); return err },
-		"unshare":  func(b []byte) error { _, err := DecodeUnshare(b); return err },
+		"unshare":  func(b []byte) error { _, err := DecodeRange(b); return err },
 		"register": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"prefetch": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"shared":   func(b []byte) error { _, err := DecodeShared(b); return err },
@@ -222,7 +222,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"unshare", "no bytes", set(80, 0, 0, 0), ErrValue},
 		{"register", "no bytes", set(80, 0, 0, 0), ErrValue},
 		{"register", "half a page", set(72, 8), ErrValue},
-		{"register", "another type", set(0, 6), ErrMessage},
+		{"register", "another type", set(0, 5), ErrMessage},
 		{"register", "another version", set(2, 1), ErrMessage},
 		{"helper", "reserved", set(79, 1), ErrMessage},
 		{"helper", "one byte short", func(b []byte) []byte { return set(4, 79)(b[:79]) }, ErrMessage},
@@ -303,9 +303,6 @@ func FuzzDecode(f *testing.F) {
 		}
 		if m, err := DecodeHelperRequest(b); err == nil {
 			same("helper", m.Append(nil), nil)
-		}
-		if m, err := DecodeUnshare(b); err == nil {
-			same("unshare", m.Append(nil), nil)
 		}
 		if m, err := DecodeShared(b); err == nil {
 			same("shared", m.Append(nil), nil)

@@ -29,9 +29,9 @@ const (
 
 // Sizes and offsets of these messages. Values below are defined by this project.
 const (
-	ShareSize   = 104
-	UnshareSize = 88
-	SharedSize  = 96
+	ShareSize  = 104
+	RangeSize  = 88
+	SharedSize = 96
 
 	offVA        = 72  // u64
 	offSize      = 80  // u64: bytes
@@ -124,65 +124,37 @@ func checkRange(va device.VA, size, offset uint64) error {
 	return nil
 }
 
-// Unshare undoes a share, with exactly its bounds.
-type Unshare struct {
-	Product string
-	VA      device.VA
-	Size    uint64
-}
-
-// Append appends the message to b.
-func (u *Unshare) Append(b []byte) []byte {
-	all, m := begin(b, TypeUnshare, UnshareSize, u.Product)
-	binary.LittleEndian.PutUint64(m[offVA:], uint64(u.VA))
-	binary.LittleEndian.PutUint64(m[offSize:], u.Size)
-	return all
-}
-
-// DecodeUnshare decodes an unshare. Errors match ErrMessage or ErrValue.
-func DecodeUnshare(b []byte) (Unshare, error) {
-	product, err := decode(b, TypeUnshare, UnshareSize)
-	if err != nil {
-		return Unshare{}, err
-	}
-	u := Unshare{
-		Product: product,
-		VA:      device.VA(binary.LittleEndian.Uint64(b[offVA:])),
-		Size:    binary.LittleEndian.Uint64(b[offSize:]),
-	}
-	return u, checkRange(u.VA, u.Size, 0)
-}
-
-// Range is a register, an unregister, a prefetch or an invalidate: memory by its bounds. A
-// register carries the userfaultfd, non-blocking; the process keeps no duplicate.
+// Range is an unshare, a register, an unregister, a prefetch or an invalidate: memory by its
+// bounds. An unshare undoes a share, with exactly its bounds. A register carries the userfaultfd,
+// non-blocking; the process keeps no duplicate.
 type Range struct {
 	Product string
-	Type    Type // TypeRegister, TypeUnregister, TypePrefetch or TypeInvalidate
+	Type    Type // TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch or TypeInvalidate
 	VA      device.VA
 	Size    uint64
 }
 
 // Append appends the message to b.
 func (r *Range) Append(b []byte) []byte {
-	all, m := begin(b, r.Type, UnshareSize, r.Product)
+	all, m := begin(b, r.Type, RangeSize, r.Product)
 	binary.LittleEndian.PutUint64(m[offVA:], uint64(r.VA))
 	binary.LittleEndian.PutUint64(m[offSize:], r.Size)
 	return all
 }
 
-// DecodeRange decodes a register, an unregister, a prefetch or an invalidate. Errors match
-// ErrMessage or ErrValue.
+// DecodeRange decodes an unshare, a register, an unregister, a prefetch or an invalidate. Errors
+// match ErrMessage or ErrValue.
 func DecodeRange(b []byte) (Range, error) {
 	h, err := DecodeHeader(b)
 	if err != nil {
 		return Range{}, err
 	}
 	switch h.Type {
-	case TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
+	case TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
 	default:
-		return Range{}, fmt.Errorf("%w: type %d, not %d, %d, %d or %d", ErrMessage, h.Type, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate)
+		return Range{}, fmt.Errorf("%w: type %d, not %d, %d, %d, %d or %d", ErrMessage, h.Type, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate)
 	}
-	if _, err := decode(b, h.Type, UnshareSize); err != nil {
+	if _, err := decode(b, h.Type, RangeSize); err != nil {
 		return Range{}, err
 	}
 	r := Range{
@@ -239,7 +211,7 @@ type Sharer interface {
 	// came. The caller still owns both.
 	Share(s Share, fd, holes int) error
 	// Unshare removes it: after it returns, no transfer accesses the memory.
-	Unshare(u Unshare) error
+	Unshare(r Range) error
 	// Prefetch enters the pages that are in memory in the device's tables, as far as possible, so
 	// that a transfer need not fault there.
 	Prefetch(r Range)
@@ -313,51 +285,35 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 			}
 			err = sharer.Share(s, fds[0], holes)
 		}
-	case TypeUnshare:
-		var u Unshare
-		u, err = DecodeUnshare(b)
-		if err == nil && len(fds) != 0 {
-			err = fmt.Errorf("%w: an unshare with %d descriptors", ErrMessage, len(fds))
+	case TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
+		want := 0
+		if h.Type == TypeRegister {
+			want = 1
 		}
-		if err != nil {
-			return c.Refuse(CodeProtocol, h.Type, err.Error())
-		}
-		done.VA, done.Size = u.VA, u.Size
-		if sharer != nil {
-			err = sharer.Unshare(u)
-		}
-	case TypeRegister, TypeUnregister:
 		var r Range
 		r, err = DecodeRange(b)
-		if want := int(TypeUnregister - h.Type); err == nil && len(fds) != want {
+		if err == nil && len(fds) != want {
 			err = fmt.Errorf("%w: type %d with %d descriptors, not %d", ErrMessage, h.Type, len(fds), want)
-		}
-		if err != nil {
-			return c.Refuse(CodeProtocol, h.Type, err.Error())
-		}
-		if len(registrar) == 0 {
-			return c.Refuse(CodeUnsupported, h.Type, "only processes attached with method uffd may register a userfaultfd")
-		}
-		done.VA, done.Size = r.VA, r.Size
-		for _, g := range registrar {
-			if h.Type == TypeUnregister {
-				err = g.Unregister(r)
-			} else {
-				err = g.Register(r, fds[0])
-			}
-		}
-	case TypePrefetch, TypeInvalidate:
-		var r Range
-		r, err = DecodeRange(b)
-		if err == nil && len(fds) != 0 {
-			err = fmt.Errorf("%w: type %d with %d descriptors: it carries none", ErrMessage, h.Type, len(fds))
 		}
 		if err != nil {
 			return c.Refuse(CodeProtocol, h.Type, err.Error())
 		}
 		done.VA, done.Size = r.VA, r.Size
 		switch {
+		case h.Type == TypeRegister || h.Type == TypeUnregister:
+			if len(registrar) == 0 {
+				return c.Refuse(CodeUnsupported, h.Type, "only processes attached with method uffd may register a userfaultfd")
+			}
+			for _, g := range registrar {
+				if h.Type == TypeUnregister {
+					err = g.Unregister(r)
+				} else {
+					err = g.Register(r, fds[0])
+				}
+			}
 		case sharer == nil: // the device uses the process's own tables
+		case h.Type == TypeUnshare:
+			err = sharer.Unshare(r)
 		case h.Type == TypePrefetch:
 			sharer.Prefetch(r)
 		default:

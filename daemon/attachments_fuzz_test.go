@@ -134,7 +134,7 @@ func (s *script) message() []byte {
 		m := attach.Share{VA: va, Size: size, Offset: uint64(s.byte()) * device.PageSize, Writable: kind&0x20 != 0}
 		return m.Append(nil)
 	case 1:
-		m := attach.Unshare{VA: va, Size: size}
+		m := attach.Range{Type: attach.TypeUnshare, VA: va, Size: size}
 		return m.Append(nil)
 	case 2:
 		m := attach.Range{Type: attach.TypeRegister, VA: va, Size: size}

@@ -95,12 +95,12 @@ func (m mediated) Share(node, slot int, s attach.Share, fd int) error {
 	return mem.Share(slot, s.VA, s.Size, fd, s.Offset, s.Writable)
 }
 
-func (m mediated) Unshare(node, slot int, u attach.Unshare) error {
+func (m mediated) Unshare(node, slot int, r attach.Range) error {
 	mem, err := m.Memory(node)
 	if err != nil {
 		return err
 	}
-	return mem.Unshare(slot, u.VA, u.Size)
+	return mem.Unshare(slot, r.VA, r.Size)
 }
 
 // Unsharer implements Sharing.

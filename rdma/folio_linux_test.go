@@ -162,8 +162,6 @@ func oblige(older bool) func(context.Context, *attach.Conn) error {
 					}
 					continue
 				}
-			} else if u, err := attach.DecodeUnshare(buf[:n]); err == nil {
-				done.VA, done.Size, done.Answered = u.VA, u.Size, attach.TypeUnshare
 			} else if r, err := attach.DecodeRange(buf[:n]); err == nil {
 				done.VA, done.Size, done.Answered = r.VA, r.Size, r.Type
 			}

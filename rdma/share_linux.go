@@ -91,7 +91,7 @@ func dump(va device.VA, size uint64, in bool) {
 // Unshare undoes one Share, with exactly its bounds. After it returns, no transfer accesses the
 // memory.
 func (e *Endpoint) Unshare(va device.VA, size uint64) error {
-	m := attach.Unshare{Product: attach.Product(), VA: va, Size: size}
+	m := attach.Range{Product: attach.Product(), Type: attach.TypeUnshare, VA: va, Size: size}
 	err := e.ask(m.Append(nil), attach.Shared{VA: va, Size: size, Answered: attach.TypeUnshare})
 	if err == nil && !e.dump {
 		dump(va, size, true)

@@ -89,7 +89,7 @@ type Sharing interface {
 	Tables(node, slot int) uint64
 	// Share and Unshare handle a process's requests.
 	Share(node, slot int, s attach.Share, fd int) error
-	Unshare(node, slot int, u attach.Unshare) error
+	Unshare(node, slot int, r attach.Range) error
 	// Unsharer returns a function that revokes what a slot shares at va now, and nothing that is shared
 	// there later. The function reports whether that was still shared.
 	Unsharer(node, slot int, va device.VA) func() bool

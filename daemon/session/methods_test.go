@@ -76,7 +76,7 @@ func (m *sharingOf) Share(_, _ int, s attach.Share, _ int) error {
 	return nil
 }
 
-func (m *sharingOf) Unshare(_, _ int, u attach.Unshare) error { return nil }
+func (m *sharingOf) Unshare(_, _ int, r attach.Range) error { return nil }
 
 // The shares of one user leave the others theirs, and are no longer counted after their end.
 func TestSharesOfAUser(t *testing.T) {
@@ -91,7 +91,7 @@ func TestSharesOfAUser(t *testing.T) {
 	if full(a) || full(b) || !full(a) || !full(b) || full(c) {
 		t.Errorf("%d are shared, want two of one user and one of another", d.shares.Total())
 	}
-	if err := a.Unshare(attach.Unshare{}); err != nil || full(b) {
+	if err := a.Unshare(attach.Range{}); err != nil || full(b) {
 		t.Error("what was unshared counts", err)
 	}
 	b.s.unshared()

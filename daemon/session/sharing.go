@@ -76,7 +76,7 @@ func (h sharing) Share(s attach.Share, fd, holes int) error {
 		if err = h.watch(s, holes); err == nil {
 			holes = -1
 		} else {
-			err = errors.Join(err, h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, attach.Unshare{VA: s.VA, Size: s.Size}))
+			err = errors.Join(err, h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, attach.Range{Type: attach.TypeUnshare, VA: s.VA, Size: s.Size}))
 		}
 	}
 	if err != nil {
@@ -132,14 +132,14 @@ func (h sharing) count() {
 }
 
 // Unshare implements attach.Sharer.
-func (h sharing) Unshare(u attach.Unshare) error {
-	err := h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, u)
+func (h sharing) Unshare(r attach.Range) error {
+	err := h.m.Unshare(h.s.n.index, h.s.joined.domain.Slot, r)
 	if err == nil {
-		h.s.unwatch(u.VA, nil)
+		h.s.unwatch(r.VA, nil)
 		h.s.shares--
 		h.s.d.shares.Give(h.s.uid)
 	}
-	if h.s.watches.forgives(u) {
+	if h.s.watches.forgives(r) {
 		return nil
 	}
 	return err
@@ -258,14 +258,14 @@ func (h viewing) count() {
 }
 
 // Unshare implements attach.Sharer.
-func (h viewing) Unshare(u attach.Unshare) error {
+func (h viewing) Unshare(r attach.Range) error {
 	if h.s.view != nil {
-		h.s.d.turns.Do(h.s.uid, func() { h.s.view.Unshare(u.VA, u.Size) })
+		h.s.d.turns.Do(h.s.uid, func() { h.s.view.Unshare(r.VA, r.Size) })
 		h.count()
 	}
-	h.s.readOnly.Remove(u.VA, u.Size)
-	if h.overlaps(u.VA, u.Size) {
-		return errBounds(u.VA, u.Size)
+	h.s.readOnly.Remove(r.VA, r.Size)
+	if h.overlaps(r.VA, r.Size) {
+		return errBounds(r.VA, r.Size)
 	}
 	return nil
 }

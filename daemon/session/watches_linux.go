@@ -55,12 +55,12 @@ func (w *watches) shared(va device.VA, size uint64) {
 }
 
 // forgives reports whether exactly this range was unmapped and not shared since.
-func (w *watches) forgives(u attach.Unshare) bool {
+func (w *watches) forgives(r attach.Range) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	n, there := w.gone[u.VA]
-	delete(w.gone, u.VA)
-	return there && n == u.Size
+	n, there := w.gone[r.VA]
+	delete(w.gone, r.VA)
+	return there && n == r.Size
 }
 
 // unwatch closes the userfaultfd of the range at va if it is holes, or any if holes is nil.

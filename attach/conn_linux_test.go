@@ -88,9 +88,9 @@ func dial(t *testing.T, path string) *Conn {
 	return c
 }
 
-var testWelcome = Welcome{
+var testWelcome = Welcome{Grant: Grant{
 	Slot: 2, Interface: 18, VABits: 48, PDID: 7, Generation: 1, Method: pagein.GUP, Policy: pagein.PIO, Node: 1,
-}
+}}
 
 func TestHandshake(t *testing.T) {
 	noLeak(t)

@@ -55,21 +55,7 @@ const (
 	helloFlags  = flagAcceptGroup
 	groupLength = groupname.Max + 1
 
-	WelcomeSize      = 112
-	offSlot          = 72  // u8
-	offInterface     = 73  // u8
-	offMember        = 74  // u8
-	offVABits        = 75  // u8
-	offPDID          = 76  // u16
-	offGranted       = 78  // u8 method
-	offGrantedPolicy = 79  // u8 policy
-	offHome          = 80  // u32 node
-	offPFDPort       = 84  // u32
-	offOwnPort       = 88  // u32
-	offPFDPID        = 92  // u32
-	offCaps          = 96  // u64
-	offGeneration    = 104 // u32
-	offPage          = 108 // u32
+	WelcomeSize = 112 // a header and a Grant
 
 	RefusedSize = 512
 	offCode     = 72 // u32
@@ -336,7 +322,12 @@ func (h *Hello) check() error {
 
 // Welcome is pfd's answer to a hello, sent when the process has mapped the memory.
 type Welcome struct {
-	Product   string // pfd's product and version
+	Product string // pfd's product and version
+	Grant
+}
+
+// Grant is the configuration of a process, in the order of the message.
+type Grant struct {
 	Slot      uint8
 	Interface uint8 // mailbox and packetizer of the process, 16..63
 	Member    uint8 // the process's index in its group on this node, 0..15
@@ -362,17 +353,8 @@ func (w *Welcome) Append(b []byte) ([]byte, error) {
 		return b, err
 	}
 	all, m := begin(b, TypeWelcome, WelcomeSize, w.Product)
-	m[offSlot], m[offInterface], m[offMember], m[offVABits] = w.Slot, w.Interface, w.Member, w.VABits
-	binary.LittleEndian.PutUint16(m[offPDID:], uint16(w.PDID))
-	m[offGranted], m[offGrantedPolicy] = uint8(w.Method), uint8(w.Policy)
-	binary.LittleEndian.PutUint32(m[offHome:], uint32(w.Node))
-	binary.LittleEndian.PutUint32(m[offPFDPort:], w.PFDPort)
-	binary.LittleEndian.PutUint32(m[offOwnPort:], w.OwnPort)
-	binary.LittleEndian.PutUint32(m[offPFDPID:], w.PFDPID)
-	binary.LittleEndian.PutUint64(m[offCaps:], w.Caps)
-	binary.LittleEndian.PutUint32(m[offGeneration:], uint32(w.Generation))
-	binary.LittleEndian.PutUint32(m[offPage:], w.Page)
-	return all, nil
+	_, err := binary.Encode(m[headerSize:], binary.LittleEndian, &w.Grant)
+	return all, err
 }
 
 // DecodeWelcome decodes a welcome. Errors match ErrMessage or ErrValue.
@@ -381,19 +363,9 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 	if err != nil {
 		return Welcome{}, err
 	}
-	w := Welcome{
-		Product: product,
-		Slot:    b[offSlot], Interface: b[offInterface], Member: b[offMember], VABits: b[offVABits],
-		PDID:   device.PDID(binary.LittleEndian.Uint16(b[offPDID:])),
-		Method: pagein.Method(b[offGranted]), Policy: pagein.Policy(b[offGrantedPolicy]),
-		Node:    device.NodeID(binary.LittleEndian.Uint32(b[offHome:])),
-		PFDPort: binary.LittleEndian.Uint32(b[offPFDPort:]),
-		OwnPort: binary.LittleEndian.Uint32(b[offOwnPort:]),
-		PFDPID:  binary.LittleEndian.Uint32(b[offPFDPID:]),
-		Caps:    binary.LittleEndian.Uint64(b[offCaps:]),
-
-		Generation: device.Generation(binary.LittleEndian.Uint32(b[offGeneration:])),
-		Page:       binary.LittleEndian.Uint32(b[offPage:]),
+	w := Welcome{Product: product}
+	if _, err := binary.Decode(b[headerSize:], binary.LittleEndian, &w.Grant); err != nil {
+		return Welcome{}, err
 	}
 	return w, w.check()
 }

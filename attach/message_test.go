@@ -63,11 +63,11 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	}
 	copy(hello.Proof[:], bytes.Repeat([]byte{0x50}, ProofSize))
 	copy(hello.Key[:], bytes.Repeat([]byte{0x4b}, KeySize))
-	welcome := Welcome{
-		Product: "exanet 1.0", Slot: 3, Interface: 19, Member: 1, VABits: 48, PDID: 0x1234,
+	welcome := Welcome{"exanet 1.0", Grant{
+		Slot: 3, Interface: 19, Member: 1, VABits: 48, PDID: 0x1234,
 		Method: pagein.Touch, Policy: pagein.PI4, Node: 0x2a, PFDPort: 0x01020304, OwnPort: 0xfffff123,
 		PFDPID: 4242, Caps: 0x0b100430, Generation: 0xa1020304, Page: 2 << 20,
-	}
+	}}
 	refused := RefusedError{Product: "exanet 1.0", Code: CodeQuota, Refused: TypeHello, Text: "too many"}
 	ended := Ended{Product: "exanet 1.0", Reason: ReasonKicked, Text: "bye"}
 

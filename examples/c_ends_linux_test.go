@@ -73,10 +73,10 @@ func silent(t *testing.T, method pagein.Method, then func(attached) error) strin
 		if err := c.Offer(ctx, m, int(f.Fd())); err != nil {
 			return err
 		}
-		if err := c.Welcome(attach.Welcome{
+		if err := c.Welcome(attach.Welcome{Grant: attach.Grant{
 			Interface: device.MailboxProcess, VABits: 48, PDID: 7, Generation: 1, Caps: device.CapsSVA,
 			Method: method, Policy: pagein.PIO, PFDPort: sender.Port(), OwnPort: port, PFDPID: uint32(os.Getpid()),
-		}); err != nil {
+		}}); err != nil {
 			return err
 		}
 		return then(attached{m.Pages, c.Peer().PID, func(f netlink.Fault) error { return sender.Send(port, f) }})

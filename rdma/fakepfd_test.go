@@ -142,10 +142,10 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 	if err := c.TakeDescriptors(); err != nil { // of shared memory
 		return err
 	}
-	if err := c.Welcome(attach.Welcome{
+	if err := c.Welcome(attach.Welcome{Grant: attach.Grant{
 		Slot: fakeSlot, Interface: device.MailboxProcess + fakeSlot, VABits: 48, PDID: fakePDID, Generation: 1, Node: homeNode,
 		Method: f.method, Policy: pagein.PIO, PFDPort: f.sender.Port(), OwnPort: port, PFDPID: uint32(os.Getpid()), Caps: f.caps,
-	}); err != nil {
+	}}); err != nil {
 		return err
 	}
 	f.ports <- port

@@ -462,7 +462,7 @@ func TestRefused(t *testing.T) {
 // TestVersions: a daemon of another version is refused, whichever side notices first, and both
 // versions are named.
 func TestVersions(t *testing.T) {
-	w := attach.Welcome{Product: "exanet 99", Interface: 16, VABits: 48, PDID: 1, Generation: 1, Method: 1, Policy: 1}
+	w := attach.Welcome{Product: "exanet 99", Grant: attach.Grant{Interface: 16, VABits: 48, PDID: 1, Generation: 1, Method: 1, Policy: 1}}
 	welcome, err := w.Append(nil)
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ func TestUnsharedCause(t *testing.T) {
 		{"all of it, by two shares", 0, [][2]uint64{{0x11000, 0x1000}, {0xf000, 0x2000}}, "check the target's"},
 		{"a node that sees all memory", device.CapsSVA, nil, ""},
 	} {
-		e := &Endpoint{welcome: attach.Welcome{Caps: c.caps}}
+		e := &Endpoint{welcome: attach.Welcome{Grant: attach.Grant{Caps: c.caps}}}
 		for _, s := range c.shares {
 			e.noteShare(attach.Shared{VA: device.VA(s[0]), Size: s[1], Answered: attach.TypeShare})
 		}

@@ -231,13 +231,13 @@ func joinRefusal(err error) error {
 // welcome sends the process its welcome.
 func (s *session) welcome() error {
 	dom := &s.joined.domain
-	w := attach.Welcome{
+	w := attach.Welcome{Grant: attach.Grant{
 		Slot: uint8(dom.Slot), Interface: dom.Interface, Member: uint8(dom.Member),
 		VABits: uint8(s.n.caps.Load() & device.CapsVABitsMask),
 		PDID:   dom.PDID, Method: s.method, Policy: s.policy, Node: s.n.ID(),
 		PFDPort: s.n.sender.Port(), OwnPort: s.netlinkPort, PFDPID: uint32(os.Getpid()), Caps: s.n.caps.Load(), Page: s.page(),
 		Generation: dom.Generation,
-	}
+	}}
 	if s.sharer() != nil || s.registrar() != nil {
 		if err := s.conn.TakeDescriptors(); err != nil {
 			return err

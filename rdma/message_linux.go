@@ -102,7 +102,8 @@ func (e *Endpoint) checkMessage(to *Remote, words []uint64) error {
 // publishLater is publish that waits for a channel until ctx ends.
 func (e *Endpoint) publishLater(ctx context.Context, to Remote, words []uint64) (c int, number uint32, err error) {
 	words = slices.Clone(words) // the caller's may stay on its stack
-	ended := e.waitUntil(ctx, sleepCap, sleepCap, func() bool {
+	// pfd reports that it has read a message, but not a doorbell.
+	ended := e.waitUntil(ctx, notifyFirstPause, notifyLastPause, func() bool {
 		c, number, err = e.publish(&to, words)
 		return c >= 0 || err != nil
 	})

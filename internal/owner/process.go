@@ -80,17 +80,18 @@ func (p *Process[S]) take(u User[S]) (any bool) {
 	if p.holds {
 		any = u.Room(p)
 	}
-	sent := false
+	told := false // a message to another process was taken, for whose STATUS its sender may wait
 	for c := range device.PktzChannels {
 		if p.Pages.TakeSend(c, &p.message) {
-			sent = true
+			any = true
+			told = told || p.message.Mailbox >= device.MailboxProcess
 			p.Pages.SetPktzStatus(c, u.Send(p, c, &p.message))
 		}
 	}
-	if sent && p.Pages.Waiting() { // perhaps for the channel
+	if told && p.Pages.Waiting() {
 		p.Pages.Notify()
 	}
-	return any || sent
+	return any
 }
 
 // Deliver moves messages into the process's ring until it is full, and wakes the process. next

@@ -65,6 +65,7 @@ var alone = map[string]string{
 	"TestThreadsRunOut":                  "the same: what hangs is what is not shared",
 	"TestAllChannelsBusy":                "the same: nothing of a process's stands still for ever",
 	"TestMemoryPressure":                 "the pressure is on a group of processes; what is shared is whose group touched it first",
+	"TestMemoryIsChargedToItsProcess":    "pfd and the device bring in what is shared by their own mappings, which are charged",
 	"TestWriteIntoSwappedMemory":         "MADV_PAGEOUT leaves pages that several have mapped",
 	"TestExecInMidTransfer":              "the device reaches files and no address space: exec changes nothing in them",
 	"TestPIDUsedAgain":                   "the same",

@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -57,6 +58,17 @@ func (a *obedient) make(o order) (r reply, err error) {
 		b, err := a.ep.Alloc(whole)
 		if err != nil {
 			return r, err
+		}
+		m.b = b.Bytes()
+		a.keep = append(a.keep, b)
+	case "folios": // shared, and comes in by folios where that is possible
+		b, err := a.ep.AllocWith(whole, rdma.AllocOptions{Folios: true})
+		if err != nil {
+			return r, err
+		}
+		r.Count, err = b.Folio()
+		if r.Count == 1 && !errors.Is(err, rdma.ErrFolios) {
+			return r, fmt.Errorf("single pages without a reason: %w", err)
 		}
 		m.b = b.Bytes()
 		a.keep = append(a.keep, b)

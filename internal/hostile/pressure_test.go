@@ -119,6 +119,22 @@ func (g *memoryGroup) add(pid int) {
 	}
 }
 
+// usage returns how many bytes the group is charged for.
+func (g *memoryGroup) usage() (n int) {
+	g.t.Helper()
+	b, err := os.ReadFile(filepath.Join(g.dir, "memory.current"))
+	if err != nil {
+		b, err = os.ReadFile(filepath.Join(g.dir, "memory.usage_in_bytes")) // version 1
+	}
+	if err == nil {
+		n, err = strconv.Atoi(strings.TrimSpace(string(b)))
+	}
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return n
+}
+
 // push makes the kernel reclaim memory from the group's processes, as it does when the machine
 // is short of memory: it chooses the pages, and swaps. A memory limit would also do that, but
 // if a page-in hits the limit the kernel kills the process instead of reclaiming again (seen

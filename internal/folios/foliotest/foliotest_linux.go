@@ -41,24 +41,37 @@ func Set(t testing.TB, kib int) {
 		if filepath.Base(filepath.Dir(file)) == folder(kib) {
 			want = map[string]string{"shmem_enabled": "advise", "enabled": "madvise"}[filepath.Base(file)]
 		}
-		b, err := os.ReadFile(file)
-		_, was, _ := strings.Cut(string(b), "[")
-		was, _, ok := strings.Cut(was, "]")
-		if err != nil || !ok {
-			t.Fatalf("read %s: %q, %v", file, b, err)
-		}
-		if was == want {
-			continue
-		}
-		if err := os.WriteFile(file, []byte(want), 0); err != nil {
-			t.Skipf("this user may not change which folios come in: %v", err)
-		}
-		t.Cleanup(func() {
-			if err := os.WriteFile(file, []byte(was), 0); err != nil {
-				t.Error(err)
-			}
-		})
+		choose(t, file, want)
 	}
+}
+
+// Allow also lets shared memory come in by folios of kib KiB, until the end of the test, which may
+// be a subtest of the one that has called Set.
+func Allow(t testing.TB, kib int) {
+	t.Helper()
+	choose(t, filepath.Join(dir, folder(kib), "shmem_enabled"), "advise")
+}
+
+// choose makes a setting until the end of the test.
+func choose(t testing.TB, file, want string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	_, was, _ := strings.Cut(string(b), "[")
+	was, _, ok := strings.Cut(was, "]")
+	if err != nil || !ok {
+		t.Fatalf("read %s: %q, %v", file, b, err)
+	}
+	if was == want {
+		return
+	}
+	if err := os.WriteFile(file, []byte(want), 0); err != nil {
+		t.Skipf("this user may not change which folios come in: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.WriteFile(file, []byte(was), 0); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func folder(kib int) string { return fmt.Sprintf("hugepages-%dkB", kib) }

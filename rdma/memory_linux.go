@@ -44,8 +44,9 @@ type Buffer struct {
 	shared     bool // with ep: a memfd that pfd has mapped, too
 	registered bool // with ep: pfd fills missing pages
 
-	folio  int   // pages that come in together
-	single error // why folio is 1 although folios were requested
+	folio   int   // pages that come in together
+	single  error // why folio is 1 although folios were requested
+	aligned bool  // mapped by mapAligned
 }
 
 // AllocOptions are the options of AllocWith.
@@ -121,9 +122,14 @@ func (e *Endpoint) allocShared(size int, folios bool) (*Buffer, error) {
 		return nil, err
 	}
 	defer unix.Close(fd) // the mapping and pfd keep the file
-	b := &Buffer{size: size, ep: e, shared: true, folio: page / device.PageSize}
 	folios = folios && page == device.PageSize
-	if b.b, err = mapFile(fd, length, folios); err != nil {
+	b := &Buffer{size: size, ep: e, shared: true, folio: page / device.PageSize, aligned: folios}
+	if folios {
+		b.b, err = mapAligned(fd, length)
+	} else {
+		b.b, err = unix.Mmap(fd, 0, length, access, sharedFlags)
+	}
+	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
 	hint := 1
@@ -133,7 +139,7 @@ func (e *Endpoint) allocShared(size int, folios bool) (*Buffer, error) {
 	}
 	refused, err := e.share(VAOf(b.b), uint64(length), fd, 0, true, hint)
 	if err != nil && !e.needless(err) {
-		return nil, errors.Join(err, unmap(b.b))
+		return nil, errors.Join(err, b.unmap())
 	}
 	if refused != nil {
 		b.folio, b.single = 1, fmt.Errorf("%w: this pfd does not support it: use a newer one: %w", ErrFolios, refused)
@@ -141,14 +147,15 @@ func (e *Endpoint) allocShared(size int, folios bool) (*Buffer, error) {
 	return b, nil
 }
 
-// mapFile maps a memfd. For folios the address is aligned to the largest one that the length has
+// The rights of a buffer's mapping, and the flags of a shared one.
+const (
+	access      = unix.PROT_READ | unix.PROT_WRITE
+	sharedFlags = unix.MAP_SHARED | unix.MAP_NORESERVE
+)
+
+// mapAligned maps a memfd at an address that is aligned to the largest folio that the length has
 // room for, up to 2 MiB.
-func mapFile(fd, length int, folios bool) ([]byte, error) {
-	const access, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED | unix.MAP_NORESERVE
-	if !folios {
-		p, err := unix.MmapPtr(fd, 0, nil, uintptr(length), access, flags)
-		return unsafe.Slice((*byte)(p), length), err
-	}
+func mapAligned(fd, length int) ([]byte, error) {
 	align := min(uintptr(1)<<(bits.Len(uint(length))-1), attach.MaxFolio*device.PageSize)
 	all := uintptr(length) + align
 	p, err := unix.MmapPtr(-1, 0, nil, all, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -157,7 +164,7 @@ func mapFile(fd, length int, folios bool) ([]byte, error) {
 	}
 	before := -uintptr(p) % align
 	at := unsafe.Add(p, before)
-	if _, err = unix.MmapPtr(fd, 0, at, uintptr(length), access, flags|unix.MAP_FIXED); err != nil {
+	if _, err = unix.MmapPtr(fd, 0, at, uintptr(length), access, sharedFlags|unix.MAP_FIXED); err != nil {
 		return nil, errors.Join(err, unix.MunmapPtr(p, all))
 	}
 	if before > 0 {
@@ -166,19 +173,23 @@ func mapFile(fd, length int, folios bool) ([]byte, error) {
 	return unsafe.Slice((*byte)(at), length), errors.Join(err, unix.MunmapPtr(unsafe.Add(at, length), align-before))
 }
 
-// unmap unmaps memory of private or mapFile.
-func unmap(b []byte) error {
-	return os.NewSyscallError("munmap", unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b))))
+// unmap unmaps the memory. Package unix unmaps only what its Mmap has mapped, and a program may
+// have called it.
+func (b *Buffer) unmap() error {
+	if b.aligned {
+		return os.NewSyscallError("munmap", unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b.b)), uintptr(len(b.b))))
+	}
+	return os.NewSyscallError("munmap", unix.Munmap(b.b))
 }
 
 // private returns anonymous memory of size bytes, rounded up to whole pages.
 func private(size int) ([]byte, error) {
 	length := (size + device.PageSize - 1) &^ (device.PageSize - 1)
-	p, err := unix.MmapPtr(-1, 0, nil, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	b, err := unix.Mmap(-1, 0, length, access, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	return unsafe.Slice((*byte)(p), length), nil
+	return b, nil
 }
 
 // needless reports whether memory may stay unshared although Share returned err: the node sees the
@@ -256,7 +267,7 @@ func (b *Buffer) Free() error {
 			return fmt.Errorf("free a buffer: %w", err)
 		}
 	}
-	if err := unmap(b.b); err != nil {
+	if err := b.unmap(); err != nil {
 		return fmt.Errorf("free a buffer: %w", err)
 	}
 	b.b = nil

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
@@ -103,7 +105,7 @@ func (e *Endpoint) makeWords() error {
 		}
 		b = shared.Bytes()
 		// Only e references it.
-		runtime.AddCleanup(e, func(b []byte) { _ = unmap(b) }, shared.b)
+		runtime.AddCleanup(e, func(b []byte) { _ = unix.Munmap(b) }, shared.b)
 	}
 	for i := range q.word {
 		w, err := Word(b, uint64(16*i+8))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -55,7 +56,7 @@ func (e *Endpoint) allocRegistered(size int, folios bool) (*Buffer, error) {
 		return nil, err
 	}
 	if err := e.Register(b); err != nil {
-		return nil, errors.Join(err, unmap(b))
+		return nil, errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(b)))
 	}
 	if !e.dump {
 		dump(VAOf(b), uint64(len(b)), false)

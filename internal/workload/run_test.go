@@ -29,7 +29,7 @@ func fakeRequest(t *testing.T, how string) Request {
 }
 
 // keys are the keys of a result's JSON in their order (docs/exanetctl.md).
-const keys = `transfers bytes verified failed error faults pages_paged_in rapf retransmits timeouts guards pinned_bytes latency_us throughput_gbps waiting counters_node counters_others`
+const keys = `transfers bytes verified failed error faults pages_paged_in rapf retransmits timeouts guards pinned_bytes latency_us throughput_gbps waiting folio_bytes single_pages counters_node counters_others`
 
 func checkKeys(t *testing.T, r Result) {
 	t.Helper()

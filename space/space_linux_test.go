@@ -205,8 +205,7 @@ func TestSharedFolios(t *testing.T) {
 		s := space.NewShared(&folios{&file{memory: m, window: true}, tt.touch, tt.comes}, &elsewhere{memory: m}, true)
 		op := &space.Op{Kind: space.PageIn, Write: true, VA: 0x12345000, Pages: 2}
 		over := false
-		var next func(*space.Op, space.Step)
-		next = func(op *space.Op, step space.Step) {
+		next := func(op *space.Op, step space.Step) {
 			for ; step != space.Over && step != space.Wait; step = s.Next(op, 0) {
 				s.Run(op)
 			}

@@ -196,7 +196,8 @@ const (
 	warmSize   = 16
 )
 
-// write makes the transfers of all buffers at once.
+// write makes the transfers of all buffers at once. The parts of one buffer follow one
+// another until one fails.
 func (p *process) write(ctx context.Context, o writeOrder) ([]outcome, error) {
 	n := len(o.Targets)
 	if n < 1 || n > MaxParallel || slices.Contains(p.buffers[:n], nil) {
@@ -205,33 +206,51 @@ func (p *process) write(ctx context.Context, o writeOrder) ([]outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	if warm := p.buffers[warmBuffer]; warm != nil && o.Warm != (rdma.Remote{}) {
-		if err := warmUp(ctx, 0, func() (transfer, error) {
+		if err := warmUp(ctx, o.WarmTime, func() (transfer, error) {
 			return p.endpoint.start(warm.addr(), warmSize, target{Remote: o.Warm}, 0, false)
 		}); err != nil {
 			return []outcome{{Error: err.Error(), Stuck: true}}, nil
 		}
 	}
-	all, place := make([]outcome, n), 0
+	parts := max(o.Parts, 1)
+	lists, place := make([][]outcome, n), 0
+	for i := range lists {
+		lists[i] = make([]outcome, 0, parts)
+	}
 	f := flight{
 		slots: n, sleep: o.Waiting == Wait,
-		next: func(i int) bool { return all[i].Place == 0 }, // one transfer each
+		next: func(i int) bool {
+			made := len(lists[i])
+			if made == parts || made > 0 && !lists[i][made-1].Done {
+				return false
+			}
+			lists[i] = append(lists[i], outcome{Stuck: true})
+			return true
+		},
 		begin: func(i int) (transfer, error) {
 			b := p.buffers[i]
-			return p.endpoint.start(b.addr(), b.request.Size, o.Targets[i], 0, o.Read)
+			size := b.request.Size / uint64(parts)
+			offset := uint64(len(lists[i])-1) * size
+			return p.endpoint.start(b.addr()+device.VA(offset), size, o.Targets[i], offset, o.Read)
 		},
 		ended: func(i int, _ time.Time, took time.Duration, err error) error {
 			place++
-			all[i] = outcome{Done: err == nil, LatencyNS: took.Nanoseconds(), Place: place}
+			out := outcome{Done: err == nil, LatencyNS: took.Nanoseconds(), Place: place}
 			if err != nil {
-				all[i].Error = err.Error()
+				out.Error = err.Error()
 			}
+			lists[i][len(lists[i])-1] = out
 			return nil
 		},
 	}
 	err := f.run(ctx)
-	for i := range all {
-		if out := &all[i]; out.Place == 0 {
-			out.Stuck, out.Error = true, fmt.Sprintf("the transfer did not end within %v (%v)", o.Timeout, err)
+	var all []outcome
+	for _, list := range lists {
+		for _, out := range list {
+			if out.Stuck {
+				out.Error = fmt.Sprintf("the transfer did not end within %v (%v)", o.Timeout, err)
+			}
+			all = append(all, out)
 		}
 	}
 	return all, nil

@@ -53,9 +53,15 @@ type writeOrder struct {
 	Targets []target      `json:"targets"`
 	Waiting Waiting       `json:"waiting"`
 	Timeout time.Duration `json:"timeout_ns"`
-	// Warm, if set, is the target's warmBuffer. A write from this process's warmBuffer into
-	// it comes first and is not measured.
+	// Warm, if set, is the target's warmBuffer. Writes from this process's warmBuffer into
+	// it come first and are not measured.
 	Warm rdma.Remote `json:"warm,omitzero"`
+	// WarmTime is how long the warm-up writes run; 0 means one write. It and Parts are for the tests
+	// in guests, which write orders as JSON.
+	WarmTime time.Duration `json:"warm_time_ns,omitempty"`
+	// Parts, if not 0, splits each buffer into this number of equal parts, which are
+	// transferred one after the other.
+	Parts int `json:"parts,omitempty"`
 	// Read makes the transfers read the target's buffers into those of this process.
 	Read bool `json:"read,omitempty"`
 }
@@ -68,7 +74,7 @@ type reply struct {
 	Attached attached    `json:"attached,omitzero"`
 	Remote   rdma.Remote `json:"remote,omitzero"`
 	Folio    Folio       `json:"folio,omitzero"`     // of the prepared buffer
-	Outcomes []outcome   `json:"outcomes,omitempty"` // by buffer
+	Outcomes []outcome   `json:"outcomes,omitempty"` // all parts of buffer 0, then of buffer 1, ...
 	Verdict  verdict     `json:"verdict,omitzero"`
 	Pages    uint64      `json:"pages,omitempty"` // pages that the library was asked to touch
 	Streamed Streamed    `json:"streamed,omitzero"`

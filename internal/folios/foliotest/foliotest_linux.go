@@ -3,6 +3,7 @@
 package foliotest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,7 +26,7 @@ func Set(t testing.TB, kib int) {
 	}
 	t.Cleanup(func() { _ = lock.Close() }) // releases the lock, after the cleanups below
 	for {
-		if err = unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != unix.EINTR {
+		if err = unix.Flock(int(lock.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}

@@ -13,33 +13,13 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/folios/foliotest"
 	"github.com/exanet/pfd/space/uffd"
-	"github.com/exanet/pfd/space/view"
 )
 
 // shareFolios shares three folios of n pages. They come in together if the setting allows it.
 func shareFolios(t *testing.T, n int) *sharing {
 	t.Helper()
-	v, err := view.New()
-	if err != nil {
-		t.Skipf("this kernel has no userfaultfd for a view, as Linux 5.14 has: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := v.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	s := &sharing{v: v}
 	size, align := 3*n*page, uintptr(n*page)
-	if s.fd, err = unix.MemfdCreate("folios", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Close(s.fd) })
-	if err := unix.Ftruncate(s.fd, int64(size)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := unix.FcntlInt(uintptr(s.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
-		t.Fatal(err)
-	}
+	s := newSharing(t, size)
 	all := uintptr(size) + align
 	p, err := unix.MmapPtr(-1, 0, nil, all, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -55,24 +35,14 @@ func shareFolios(t *testing.T, n int) *sharing {
 	if err := unix.Madvise(s.b, unix.MADV_HUGEPAGE); err != nil {
 		t.Skipf("this kernel has no folios for shared memory: %v", err)
 	}
-	if err := v.ShareFolios(s.va, uint64(size), s.fd, 0, true, n); err != nil {
+	if err := s.v.ShareFolios(s.va, uint64(size), s.fd, 0, true, n); err != nil {
 		t.Fatal(err)
 	}
 	if uffd.Protects() {
-		h, err := uffd.NewHoles()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = h.Close() })
-		if err := h.Add(s.va, uint64(size)); err != nil {
-			t.Fatal(err)
-		}
-		if err := v.Watch(s.va, h.FD(), false, func(unmap func()) { unmap() }); err != nil {
-			t.Fatal(err)
-		}
+		s.watch(t, false)
 	}
 	s.p = open(t, os.Getpid(), os.Getpid())
-	s.Pager = NewShared(s.p, v)
+	s.Pager = NewShared(s.p, s.v)
 	return s
 }
 
@@ -205,7 +175,7 @@ func (s *sharing) want(t *testing.T, what string, got, want Result) {
 }
 
 // A userfaultfd of the program's own keeps the kernel from bringing in folios. The pages come in
-// one by one, with the content that the program gives them.
+// one by one, as the program fills them.
 func TestFoliosOfAnotherUserfaultfd(t *testing.T) {
 	foliotest.Set(t, 64)
 	s := shareFolios(t, 16)

@@ -25,7 +25,8 @@ type sharing struct {
 	va device.VA
 }
 
-func share(t *testing.T, pages int, filled bool) *sharing {
+// newSharing returns an empty view, and a memfd of size bytes that is sealed as a share's must be.
+func newSharing(t *testing.T, size int) *sharing {
 	t.Helper()
 	v, err := view.New()
 	if err != nil {
@@ -41,38 +42,51 @@ func share(t *testing.T, pages int, filled bool) *sharing {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(s.fd) })
-	if err := unix.Ftruncate(s.fd, int64(pages*page)); err != nil {
+	if err := unix.Ftruncate(s.fd, int64(size)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := unix.FcntlInt(uintptr(s.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// watch registers the shared memory with a userfaultfd of the process, which the view takes.
+func (s *sharing) watch(t *testing.T, fill bool) {
+	t.Helper()
+	h, err := uffd.NewHoles()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Close() })
+	if err := h.Add(s.va, uint64(len(s.b))); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.v.Watch(s.va, h.FD(), fill, func(unmap func()) { unmap() }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func share(t *testing.T, pages int, filled bool) *sharing {
+	t.Helper()
+	s := newSharing(t, pages*page)
+	var err error
 	if s.b, err = unix.Mmap(s.fd, 0, pages*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(s.b) })
 	s.va = device.VA(uintptr(unsafe.Pointer(&s.b[0])))
-	if err := v.Share(s.va, uint64(len(s.b)), s.fd, 0, true); err != nil {
+	if err := s.v.Share(s.va, uint64(len(s.b)), s.fd, 0, true); err != nil {
 		t.Fatal(err)
 	}
 	if filled {
 		if !uffd.Protects() {
 			t.Skip("this kernel has no userfaultfd with write-protect faults (Linux 5.19, on arm64 6.10)")
 		}
-		h, err := uffd.NewHoles()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = h.Close() })
-		if err := h.Add(s.va, uint64(len(s.b))); err != nil {
-			t.Fatal(err)
-		}
-		if err := v.Watch(s.va, h.FD(), true, func(unmap func()) { unmap() }); err != nil {
-			t.Fatal(err)
-		}
+		s.watch(t, true)
 	}
 	s.p = open(t, os.Getpid(), os.Getpid())
-	s.Pager = NewShared(s.p, v)
+	s.Pager = NewShared(s.p, s.v)
 	return s
 }
 

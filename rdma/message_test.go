@@ -313,7 +313,7 @@ func storm(t *testing.T, processes, count int) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			_ = cmd.Process.Kill() // has it ended it does nothing
+			_ = cmd.Process.Kill() // fails if it has ended
 			_ = cmd.Wait()
 		})
 		c := child{cmd, in, bufio.NewScanner(out)}

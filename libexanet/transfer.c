@@ -7,6 +7,7 @@
 #include <linux/futex.h>
 #include <linux/netlink.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -23,7 +24,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { MS = 1000000, SPIN = 20000, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
+enum { MS = 1000000, SPIN = 20000, OFFER = 2000, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
 
 /* A transfer's number: the count of its place's uses, and the place (channels, then reads). */
 enum { PLACE_BITS = 6, PLACES = 1 << PLACE_BITS, USES = 1 << 24 };
@@ -371,8 +372,9 @@ int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, cons
 	UNCANCELLED;
 	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
 	int status;
-	while ((status = done(e, arg)) == EXANET_ONGOING && now() - began < SPIN && now() < end)
-		;
+	for (int64_t at; (status = done(e, arg)) == EXANET_ONGOING && (at = now()) - began < SPIN && at < end;)
+		if (at - began >= OFFER)
+			sched_yield();	/* pfd and the sender of a message may need this processor */
 	if (status != EXANET_ONGOING)
 		return status;
 	__atomic_fetch_add((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
@@ -199,6 +201,11 @@ func (e *Endpoint) Receive(ctx context.Context) (Message, error) {
 	return m, err
 }
 
+// offerTime is how long a receiver spins before it offers its processor to others between two
+// looks. Sender, pfd and receiver spin at once: on two processors one of them otherwise waits for
+// the end of another's time slice (half a round trip took 66 us, now 3.5). Defined by this project.
+const offerTime = 2 * time.Microsecond
+
 func (e *Endpoint) receive(ctx context.Context, k mailbox.Kind) (m Message, err error) {
 	var ok bool
 	for began := time.Now(); ; {
@@ -208,8 +215,12 @@ func (e *Endpoint) receive(ctx context.Context, k mailbox.Kind) (m Message, err 
 		if err := ctx.Err(); err != nil {
 			return m, err
 		}
-		if time.Since(began) >= SpinTime {
+		waited := time.Since(began)
+		if waited >= SpinTime {
 			break
+		}
+		if waited >= offerTime {
+			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
 	}
 	// All that arrives changes EVENT.

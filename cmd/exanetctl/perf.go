@@ -22,7 +22,7 @@ import (
 	"github.com/exanet/pfd/internal/workload"
 )
 
-// perfFlags are the flags of perf lat, bw and rate.
+// perfFlags are the flags of perf lat, bw, rate and msg.
 type perfFlags struct {
 	workload.Options
 	size, absent, pattern string
@@ -31,12 +31,13 @@ type perfFlags struct {
 	samples               string
 	probability           float64
 	run                   workload.PerfRun
+	words                 int // of a message
 }
 
 func (a *app) perfCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "perf",
-		Short: "Measure latency, bandwidth or rate of transfers, as perftest does",
+		Short: "Measure transfers and messages, as perftest does",
 		Long: `perf measures transfers between two nodes of a running pfd. Without a NAME it is both
 ends. With a NAME the other end is a process that serves that name (exanetctl perf serve
 NAME), possibly at another pfd. perf makes transfers in rows. It makes the memory anew
@@ -48,6 +49,7 @@ support the measurement.`,
 	c.AddCommand(a.perfKind("lat", "Measure the latency of transfers", "2", 1),
 		a.perfKind("bw", "Measure the bytes per second", "64KiB", 16),
 		a.perfKind("rate", "Measure the transfers per second", "64", 16),
+		a.perfMessageCommand(),
 		a.perfServeCommand())
 	return c
 }
@@ -70,8 +72,7 @@ func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
 	f := c.Flags()
 	f.StringVarP(&p.size, "size", "s", size, "bytes of a transfer, with a unit or without")
 	f.BoolVarP(&p.all, "all", "a", false, "all sizes from 2 bytes to 8 MiB")
-	f.IntVarP(&p.run.Count, "iters", "n", 1000, "smallest number of transfers of each size")
-	f.DurationVarP(&p.run.Time, "duration", "D", 0, "measure for this time instead, such as 2s")
+	p.amountFlags(c, "transfers")
 	f.IntVarP(&p.run.Depth, "depth", "q", depth, "transfers in flight, 1 to 32")
 	f.BoolVar(&p.run.Read, "read", false, "reads instead of writes")
 	f.StringVar(&p.absent, "absent", "", "pages that are absent before each transfer: dst, src or both")
@@ -80,9 +81,33 @@ func (a *app) perfKind(kind, short, size string, depth int) *cobra.Command {
 	f.StringVar(&p.memory, "memory", string(workload.Shared), "kind of memory: shared (with pfd), or any (private to the process; emulated nodes only)")
 	f.BoolVar(&p.run.Folios, "folios", false, foliosUsage)
 	f.BoolVar(&p.run.Sleep, "sleep", false, "sleep until a transfer ends instead of polling")
-	f.StringVar(&p.samples, "samples", "", "file for all samples: CSV of size and nanoseconds")
 	values(c, "absent", "dst", "src", "both")
 	values(c, "memory", string(workload.Shared), string(workload.Any))
+	return c
+}
+
+// amountFlags adds the flags that say how much is measured, and where the samples go.
+func (p *perfFlags) amountFlags(c *cobra.Command, what string) {
+	f := c.Flags()
+	f.IntVarP(&p.run.Count, "iters", "n", 1000, "smallest number of "+what+" of each size")
+	f.DurationVarP(&p.run.Time, "duration", "D", 0, "measure for this time instead, such as 2s")
+	f.StringVar(&p.samples, "samples", "", "file for all samples: CSV of size and nanoseconds")
+}
+
+func (a *app) perfMessageCommand() *cobra.Command {
+	p := perfFlags{Options: workload.Options{Method: pagein.GUP.String(), Policy: pagein.PIO.String()}, size: "1", probability: 1}
+	c := &cobra.Command{
+		Use:   "msg [NAME]",
+		Short: "Measure the latency of messages between two processes: half a round trip",
+		Args:  maxArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.perf(cmd.Context(), "msg", strings.Join(args, ""), p, cmd.Flags().Changed("duration"))
+		},
+	}
+	a.nodeFlags(c, &p.Options, "node of this end", "node of the other end, without a NAME")
+	p.amountFlags(c, "round trips")
+	c.Flags().IntVarP(&p.words, "words", "w", 1, "words of 8 bytes in a message, 1 to 8")
+	c.Flags().BoolVarP(&p.all, "all", "a", false, "all sizes from 1 to 8 words")
 	return c
 }
 
@@ -109,7 +134,7 @@ const foliosUsage = "let the kernel bring in several pages at a touch (folios), 
 
 // check completes the run from the flags and returns the sizes. timed reports whether
 // --duration is given.
-func (p *perfFlags) check(timed bool) (sizes []uint64, err error) {
+func (p *perfFlags) check(kind string, timed bool) (sizes []uint64, err error) {
 	_, methodErr := pagein.ParseMethod(p.Method)
 	_, policyErr := pagein.ParsePolicy(p.Policy)
 	size, sizeErr := config.ParseSize(p.size)
@@ -135,19 +160,32 @@ func (p *perfFlags) check(timed bool) (sizes []uint64, err error) {
 		err = errors.Join(err, fmt.Errorf("--duration %v: want more than 0", p.run.Time))
 	}
 	p.run.Size = size
-	if sizeErr == nil {
+	if kind == "msg" {
+		m := p.message(8 * uint64(p.words))
+		sizeErr = m.Check()
+	} else if sizeErr == nil {
 		sizeErr = p.run.Check()
 	}
 	if err := errors.Join(methodErr, policyErr, err, sizeErr); err != nil {
 		return nil, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
-	if !p.all {
+	switch {
+	case kind == "msg" && p.all:
+		return []uint64{8, 16, 24, 32, 40, 48, 56, 64}, nil
+	case kind == "msg":
+		return []uint64{8 * uint64(p.words)}, nil
+	case !p.all:
 		return []uint64{size}, nil
 	}
 	for s := uint64(2); s <= 8<<20; s *= 2 {
 		sizes = append(sizes, s)
 	}
 	return sizes, nil
+}
+
+// message returns the measurement of messages of a size in bytes.
+func (p *perfFlags) message(size uint64) workload.MessageRun {
+	return workload.MessageRun{Words: int(size / 8), Count: p.run.Count, Time: p.run.Time}
 }
 
 // perfLine is the result for a size: a row of the table or an element of the JSON.
@@ -215,7 +253,7 @@ func averageUS(ns []int64) maybe.Number {
 }
 
 func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bool) (err error) {
-	sizes, err := p.check(timed)
+	sizes, err := p.check(kind, timed)
 	if err != nil {
 		return err
 	}
@@ -252,7 +290,7 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	}
 	columns := []string{"#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]"}
 	var spare []string
-	if kind == "lat" {
+	if kind == "lat" || kind == "msg" {
 		columns = []string{"#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99%[usec]", "99.9%[usec]"}
 		spare = []string{"t_stdev[usec]", "99.9%[usec]", "#iterations", "t_avg[usec]"}
 	}
@@ -264,9 +302,15 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	var lines []perfLine
 	var folio workload.Folio
 	for _, size := range sizes {
-		q := p.run
-		q.Size = size
-		r, err := m.Run(ctx, q)
+		var r workload.PerfResult
+		var err error
+		if kind == "msg" {
+			r, err = m.Messages(ctx, p.message(size))
+		} else {
+			q := p.run
+			q.Size = size
+			r, err = m.Run(ctx, q)
+		}
 		if err != nil {
 			return err
 		}
@@ -279,7 +323,7 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 		}
 		lines, folio = append(lines, l), r.Folio
 		row := []any{l.Bytes, l.Iterations, fixed(l.Peak, 2), fixed(l.Bandwidth, 2), fixed(l.Rate, 6)}
-		if kind == "lat" {
+		if kind == "lat" || kind == "msg" {
 			row = []any{l.Bytes, l.Iterations, fixed(l.Min, 2), fixed(l.Max, 2), fixed(l.Typical, 2), fixed(l.Average, 2), fixed(l.Deviation, 2), fixed(float64(l.P99), 2), fixed(float64(l.P999), 2)}
 		}
 		if p.run.Folios {

@@ -103,14 +103,20 @@ result is always printed, also after a failure (docs/exanetctl.md).`,
 
 // endFlags adds the flags for attaching both ends of a transfer.
 func (a *app) endFlags(c *cobra.Command, o *workload.Options, from, to string) {
+	a.nodeFlags(c, o, from, to)
 	f := c.Flags()
-	f.IntVar(&o.From, "from", 0, from)
-	f.IntVar(&o.To, "to", 1, to)
-	f.StringVar(&o.Group, "group", "", "group that both ends attach in (default a group of their own)")
 	f.StringVar(&o.Method, "method", "gup", "how absent pages are brought in: gup, touch, uffd or populate")
 	f.StringVar(&o.Policy, "policy", "p1", "how many pages a fault brings in: p1 (one, PIO), p4 (to the end of 16 KiB, PI4), pa (all that remain, PIA), adaptive (by the pattern of the faults)")
 	values(c, "method", pagein.GUP.String(), pagein.Touch.String(), pagein.UFFD.String(), pagein.Populate.String())
 	values(c, "policy", pagein.PIO.String(), pagein.PI4.String(), pagein.PIA.String(), pagein.Adaptive.String())
+}
+
+// nodeFlags adds the flags that name the nodes of both ends and their group.
+func (a *app) nodeFlags(c *cobra.Command, o *workload.Options, from, to string) {
+	f := c.Flags()
+	f.IntVar(&o.From, "from", 0, from)
+	f.IntVar(&o.To, "to", 1, to)
+	f.StringVar(&o.Group, "group", "", "group that both ends attach in (default a group of their own)")
 	completeFlag(c, "from", a.nodeWords())
 	completeFlag(c, "to", a.nodeWords())
 }

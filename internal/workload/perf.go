@@ -31,6 +31,9 @@ type Perf struct {
 	target *peer
 	seed   uint64
 	pids   []int // initiator, pfd, and the target if it is another process
+
+	to    attachment     // of the target
+	other *rdma.Endpoint // of Messages, without a target in another process; nil: not attached yet
 }
 
 // perfAddress returns the address of this user's target with a name. It is an abstract
@@ -101,7 +104,7 @@ func OpenPerf(ctx context.Context, d Daemon, o Options, name string) (p *Perf, e
 	if err != nil {
 		return nil, err
 	}
-	p = &Perf{daemon: d, seed: uint64(time.Now().UnixNano()), pids: []int{unix.Getpid(), at.daemon}}
+	p = &Perf{daemon: d, to: at.to, seed: uint64(time.Now().UnixNano()), pids: []int{unix.Getpid(), at.daemon}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())
@@ -148,6 +151,9 @@ func (p *Perf) perf(o op, q perfOrder) (perfOrder, error) {
 // Close ends the target and both attachments.
 func (p *Perf) Close() error {
 	err := p.target.close()
+	if p.other != nil {
+		err = errors.Join(err, p.other.Close())
+	}
 	if p.end != nil {
 		err = errors.Join(err, p.end.close(), p.end.ep.Close())
 	}
@@ -410,6 +416,16 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 		}
 	}
 	r.Rows = append(r.Rows, PerfRow{len(parts), q.Size * uint64(len(parts)), elapsed + touched, starts[0]})
+	p.pinned(r)
+	if q.Read {
+		return p.end.check(q.Size, parts, src)
+	}
+	_, err = p.perf(opPerfCheck, perfOrder{Size: q.Size, Order: parts, Fill: src})
+	return err
+}
+
+// pinned completes a result with the memory that is pinned now.
+func (p *Perf) pinned(r *PerfResult) {
 	n, err := pinned(p.pids...)
 	switch {
 	case err != nil:
@@ -417,11 +433,6 @@ func (p *Perf) row(ctx context.Context, q *PerfRun, r *PerfResult) error {
 	case r.Pinned >= 0:
 		r.Pinned = max(r.Pinned, n)
 	}
-	if q.Read {
-		return p.end.check(q.Size, parts, src)
-	}
-	_, err = p.perf(opPerfCheck, perfOrder{Size: q.Size, Order: parts, Fill: src})
-	return err
 }
 
 // fill fills the memory of both ends before a row and returns the content of the source.

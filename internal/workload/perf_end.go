@@ -319,6 +319,8 @@ func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, e
 		r.Times, err = e.watch(ctx, q.Order, q.Last)
 	case opPerfCheck:
 		err = e.check(q.Size, q.Order, q.Fill)
+	case opPerfEcho:
+		err = e.echo(ctx, q)
 	case opPerfServe:
 		var n int
 		if err = e.serve(ctx, q.Words); err == nil {

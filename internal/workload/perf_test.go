@@ -83,6 +83,20 @@ func TestPerf(t *testing.T) {
 				t.Errorf("%s: %+v: %d faults", way, q, got)
 			}
 		}
+		for _, q := range []MessageRun{{Words: 1, Count: 10}, {Words: 8, Time: time.Microsecond}} {
+			r, err := p.Messages(t.Context(), q)
+			if err != nil {
+				t.Fatalf("%s: %+v: %v", way, q, err)
+			}
+			if len(r.Rows) != 1 || r.Transfers() != messageRow || len(r.Latencies) != messageRow-cold(messageRow) || slices.Min(r.Latencies) <= 0 || r.Pinned != 0 {
+				t.Errorf("%s: %+v: %d rows, %d latencies", way, q, len(r.Rows), len(r.Latencies))
+			}
+		}
+		for _, words := range []int{0, 9} {
+			if _, err := p.Messages(t.Context(), MessageRun{Words: words, Count: 1}); !errors.Is(err, ErrRequest) {
+				t.Errorf("%s: messages of %d words: %v", way, words, err)
+			}
+		}
 	}
 	if _, err := OpenPerf(t.Context(), l.client, l.options(t, "gup", "p1"), "nobody"); err == nil || !strings.Contains(err.Error(), "perf serve nobody") {
 		t.Errorf("a name that nobody serves: %v", err)

@@ -27,6 +27,11 @@ const (
 	PLPDCfg   = 0x3000 // +8n, n 0..15
 	PLPDPeers = 0x3400 // +32n+8k, n 0..15, k 0..3
 
+	PLWinSelect = 0x3900 // RW window [5:0] of slot [11:8], with CapsWindows
+	PLWinVA     = 0x3908 // RW address of the selected window
+	PLWinBytes  = 0x3910 // RW its size
+	PLWinCtrl   = 0x3918 // RW peer, rights, enable: writing it takes address and size over
+
 	PLWords        = 0x07f80 // RO 64 bits, +8n, n 0..15: completion words written into slot n's memory, with CapsPeek
 	PLPeekRXFIFO   = 0x08000 // peek windows (docs/spec/peek.md), with CapsPeek
 	PLPeekTXFIFO   = 0x0c000 // with CapsPeek and CapsTXFIFO
@@ -44,8 +49,8 @@ const (
 	OutstandingReset = 2 // 001
 )
 
-// CAPS (spec/hardware.md 3). CapsQueues (docs/spec/queues.md) and CapsPeek (docs/spec/peek.md) are
-// defined by this project.
+// CAPS (spec/hardware.md 3). CapsQueues (docs/spec/queues.md), CapsPeek (docs/spec/peek.md) and
+// CapsWindows are defined by this project.
 const (
 	CapsVABitsMask  = 0x3f // [5:0]
 	CapsBanksShift  = 6    // [10:6]
@@ -56,6 +61,7 @@ const (
 	CapsSVA         = 1 << 27
 	CapsQueues      = 1 << 28
 	CapsPeek        = 1 << 29
+	CapsWindows     = 1 << 30
 	CapsBanksMask   = 0x1f
 	CapsDepthMask   = 0x3ff
 	CtrlEnable      = 1 << 0

@@ -29,8 +29,8 @@ func plRegisters() []Register {
 		{Name: "ID", Offset: PLID, Width: 4, Reset: IDValue, Read: low32, Source: srcPL, fields: "id[31:0]"},
 		{Name: "VERSION", Offset: PLVersion, Width: 4, Reset: VersionValue, Read: low32, Source: srcPL, fields: "major[31:16] minor[15:0]"},
 		{Name: "CAPS", Offset: PLCaps, Width: 8, Varies: true, Halves: true,
-			Read:   CapsVABitsMask | CapsBanksMask<<CapsBanksShift | CapsDepthMask<<CapsDepthShift | CapsTXFIFO | CapsWideIOVA | CapsStall | CapsSVA | CapsQueues | CapsPeek,
-			Source: srcPL, fields: "va_bits[5:0] banks[10:6] fifo_depth[20:11] txfifo[24] wide_iova[25] stall[26] sva[27] queues[28] peek[29]"},
+			Read:   CapsVABitsMask | CapsBanksMask<<CapsBanksShift | CapsDepthMask<<CapsDepthShift | CapsTXFIFO | CapsWideIOVA | CapsStall | CapsSVA | CapsQueues | CapsPeek | CapsWindows,
+			Source: srcPL, fields: "va_bits[5:0] banks[10:6] fifo_depth[20:11] txfifo[24] wide_iova[25] stall[26] sva[27] queues[28] peek[29] windows[30]"},
 		{Name: "NODE_ID", Offset: PLNodeID, Width: 4, Varies: true, Read: NodeIDMask, Write: NodeIDMask, Source: "spec/hardware.md 3; 002 III.B", fields: "node[21:0]"},
 		{Name: "CTRL", Offset: PLCtrl, Width: 4, Read: CtrlEnable, Write: CtrlEnable, Act: CtrlReset, Source: srcPL, fields: "enable[0] reset[1]"},
 		{Name: "IRQ_STATUS", Offset: PLIRQStatus, Width: 4, Read: vectors, W1C: vectors, Source: srcPL, fields: "fault[0] fifo[1] mailbox[2] done[3]"},
@@ -52,8 +52,25 @@ func plRegisters() []Register {
 	regs = append(regs, queueRegisters("EVTQ", PLEventQueue)...)
 	regs = append(regs, queueRegisters("CMDQ", PLCommandQueue)...)
 	regs = append(regs, peekRegisters()...)
+	regs = append(regs, windowRegisters()...)
 	for i := range regs {
 		regs[i].Window = PL
+	}
+	return regs
+}
+
+// windowRegisters are those of memory windows, present with CAPS[30].
+func windowRegisters() []Register {
+	const selectBits, ctrlBits = WinIndexMask | WinSlotMask<<WinSlotShift, PDIDMask | uint64(AllRights)<<WinRightsShift | CfgEnable
+	regs := []Register{
+		{Name: "WIN_SELECT", Offset: PLWinSelect, Width: 4, Read: selectBits, Write: selectBits, fields: "window[5:0] slot[11:8]"},
+		{Name: "WIN_VA", Offset: PLWinVA, Width: 8, Read: allBits, Write: allBits, fields: "va[63:0]"},
+		{Name: "WIN_BYTES", Offset: PLWinBytes, Width: 8, Read: allBits, Write: allBits, fields: "bytes[63:0]"},
+		{Name: "WIN_CTRL", Offset: PLWinCtrl, Width: 8, Read: ctrlBits | WinBusy, Write: ctrlBits,
+			fields: "peer[15:0] read[16] write[17] atomic[18] messages[19] busy[62] enable[63]"},
+	}
+	for i := range regs {
+		regs[i].Source, regs[i].Cap, regs[i].CapMask = srcPL, CapsWindows, regs[i].Read
 	}
 	return regs
 }

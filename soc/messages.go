@@ -187,7 +187,7 @@ func (n *Node) deliver(f *wire.Frame) bool {
 
 // admitted returns the slot of the domain that owns mailbox m, or -1 if the message may not go
 // there: it names another generation, or its sender is neither an R5 (PDID 0), nor the domain's
-// own PDID, nor a PDID that the domain admits.
+// own PDID, nor a PDID that PD_PEERS or a memory window of the domain admits.
 func (n *Node) admitted(m int, f *wire.Frame) int {
 	cfg := n.mboxCfg[m]
 	if cfg&device.CfgEnable == 0 {
@@ -195,7 +195,8 @@ func (n *Node) admitted(m int, f *wire.Frame) int {
 	}
 	own := device.PDID(cfg & device.PDIDMask)
 	slot := n.dma.SlotOf(own, f.DstGeneration)
-	if slot >= 0 && f.SrcPDID != 0 && f.SrcPDID != own && !slices.Contains(n.dma.Domain(slot).Peers[:], f.SrcPDID) {
+	if slot >= 0 && f.SrcPDID != 0 && f.SrcPDID != own && !slices.Contains(n.dma.Domain(slot).Peers[:], f.SrcPDID) &&
+		!n.windows.sets[slot].Grants(f.SrcPDID, device.RightMessages) {
 		return -1
 	}
 	return slot

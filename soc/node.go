@@ -30,13 +30,13 @@ func New(cfg Config) *Node {
 	n.rx.SetLimit(cfg.FIFO)
 	n.tx.SetLimit(cfg.FIFO)
 	n.smmu = smmu.New(&n.counts)
-	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Options: cfg.Firmware, IDs: cfg.IDs}, &n.counts)
+	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Options: cfg.Firmware, IDs: cfg.IDs, Windows: &n.windows.sets}, &n.counts)
 	tx := &n.tx
 	if cfg.NoTXFIFO {
 		tx = nil
 	}
 	n.dma = pldma.New(pldma.Config{
-		Node: n.id, VABits: cfg.VABits, Pool: cfg.Pool, SMMU: n.smmu, RX: &n.rx, TX: tx, Counts: &n.counts, Contexts: cfg.Contexts,
+		Node: n.id, VABits: cfg.VABits, Pool: cfg.Pool, SMMU: n.smmu, RX: &n.rx, TX: tx, Counts: &n.counts, Contexts: cfg.Contexts, Windows: &n.windows.sets,
 	}, (*sink)(n))
 	n.dma.Reset(cfg.Epoch)
 	n.clearBTCM()
@@ -273,6 +273,7 @@ func (n *Node) reset() {
 	n.mboxCfg = [device.Interfaces]uint64{}
 	n.pdCfg = [device.Slots]uint64{}
 	n.peers = [device.Slots][4]uint64{}
+	n.windows = windows{}
 	n.irqStatus, n.irqSent = 0, 0
 	n.clearBTCM()
 }

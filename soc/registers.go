@@ -22,6 +22,9 @@ func (n *Node) caps() uint64 {
 	if n.cfg.Queues {
 		v |= device.CapsQueues
 	}
+	if n.cfg.Windows {
+		v |= device.CapsWindows
+	}
 	return v
 }
 
@@ -156,8 +159,11 @@ func (n *Node) loadPL(t *device.Target) uint64 {
 	case device.PLTXFIFOExt:
 		return uint64(n.tx.Ext())
 	}
-	if t.Cap == device.CapsQueues {
+	switch t.Cap {
+	case device.CapsQueues:
 		return n.queues.Load(t.Offset)
+	case device.CapsWindows:
+		return n.loadWindow(t.Offset)
 	}
 	if t.Offset >= device.PLWords {
 		return n.peekAt(t)
@@ -283,9 +289,11 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 		n.mboxCfg[i] = value
 	case device.PLPDCfg:
 		n.pdCfg[i] = value
+		n.windows.clear(i)
 		pdid, g, on := device.SplitPDCfg(value)
 		n.fw.SetDomain(i, pdid, g, on)
 		n.dma.SetDomain(i, pdid, g, on)
+		n.recheck(i)
 	case device.PLPDPeers:
 		n.peers[i/4][i%4] = value
 		peers := n.dma.Domain(i / 4).Peers
@@ -299,8 +307,11 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 	case device.PLTXFIFOStatus:
 		n.tx.ClearStatus(uint32(cleared))
 	default:
-		if t.Cap == device.CapsQueues && n.cfg.Queues {
+		switch {
+		case t.Cap == device.CapsQueues && n.cfg.Queues:
 			n.queues.Store(t.Offset, value, act)
+		case t.Cap == device.CapsWindows && n.cfg.Windows:
+			n.storeWindow(t.Offset, value)
 		}
 	}
 }

@@ -24,6 +24,8 @@ type Config struct {
 	Stall bool
 	// SVA: walks read the processes' own page tables (CAPS[27]).
 	SVA bool
+	// Windows: the node has memory windows (CAPS[30]).
+	Windows bool
 	// Queues: the node can have queues in memory (CAPS[28]); the engine performs their accesses
 	// (QueueAccess).
 	Queues bool
@@ -74,6 +76,7 @@ type Node struct {
 	btcm        []byte
 	latch       [device.Counters]uint32 // high halves latched by reads of the low ones
 	words       [device.Slots]uint64    // completion words written (WORDS)
+	windows     windows
 
 	now   int64
 	out   []Action

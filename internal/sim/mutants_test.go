@@ -64,7 +64,7 @@ var mutants = []mutant{
 	{"read request lost at a full queue", []edit{
 		{askFile, "	default:\n		fw.answer(&r.from, device.CodeNoContext, 0)", "	default:\n		if M {\n			return\n		}\n		fw.answer(&r.from, device.CodeNoContext, 0)"}}},
 	{"a peer takes the read channels kept for others", []edit{
-		{readFile, "	return free > len(d.peers) || d.mayHave(", "	return free > len(d.peers) || M && free > 0 || d.mayHave("}}},
+		{readFile, "	return free > len(d.peers)+1 || d.mayHave(", "	return free > len(d.peers)+1 || M && free > 0 || d.mayHave("}}},
 	{"retransmission while the old one is sent", []edit{
 		{runFile, "	if fw.cfg.Options.NoRetransmissionBit {", "	if M || fw.cfg.Options.NoRetransmissionBit {"},
 		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},

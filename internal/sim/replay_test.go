@@ -15,13 +15,13 @@ import (
 // from one node to the other.
 func recorded(t testing.TB) (file []byte, digest record.Digest, count uint64) {
 	t.Helper()
-	h := record.Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 77, Started: 1}
+	h := record.Header{Nodes: 2, VABits: 48, SVA: true, Windows: true, Epoch: 77, Started: 1}
 	var out bytes.Buffer
 	w := record.NewWriter(&out, h, func(err error) { t.Error(err) })
 	pool := new(wire.Pool)
 	nodes := make([]*soc.Node, h.Nodes)
 	for i := range nodes {
-		nodes[i] = soc.New(soc.Config{ID: device.NodeID(i), VABits: 48, SVA: true, Epoch: 77, Pool: pool, Route: func(id device.NodeID) bool { return id < 2 }})
+		nodes[i] = soc.New(soc.Config{ID: device.NodeID(i), VABits: 48, SVA: true, Windows: true, Epoch: 77, Pool: pool, Route: func(id device.NodeID) bool { return id < 2 }})
 	}
 	now := int64(0)
 	var todo []soc.Action
@@ -54,6 +54,10 @@ func recorded(t testing.TB) (file []byte, digest record.Digest, count uint64) {
 		store(i, device.PL, device.PLPktzCfg+8*16, 8, 5|device.CfgEnable)
 		store(i, device.PL, device.PLMboxCfg+8*16, 8, 5|device.CfgEnable)
 		store(i, device.PL, device.PLPDCfg, 8, device.PDCfg(5, 7))
+		store(i, device.PL, device.PLWinSelect, 4, uint64(device.WinSelect(0, 3)))
+		store(i, device.PL, device.PLWinBytes, 8, 1)
+		store(i, device.PL, device.PLWinCtrl, 8, device.WinCtrl(9, device.RightWrite))
+		load(i, device.PL, device.PLWinCtrl, 8)
 		load(i, device.PL, device.PLCaps, 8)
 	}
 	event(0, soc.Event{Kind: soc.DoorbellRung, Slot: 0, Channel: 65}) // no such channel

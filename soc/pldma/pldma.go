@@ -7,7 +7,10 @@
 package pldma
 
 import (
+	"slices"
+
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/window"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -88,15 +91,52 @@ func (e *Engine) SetDomain(slot int, pdid device.PDID, g device.Generation, enab
 	}
 }
 
-// SetPeers follows PD_PEERS: blocks from PDIDs that the slot no longer admits end. Data of reads
-// is admitted by the open read instead.
+// SetPeers follows PD_PEERS: blocks that the slot no longer admits end.
 func (e *Engine) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) {
-	d := &e.domains[slot]
-	d.Peers = *peers
-	e.endContexts(func(c *context) bool {
-		return int(c.slot) == slot && !c.header.Read && !d.admits(c.header.SrcPDID)
+	e.domains[slot].Peers = *peers
+	e.Recheck(slot)
+}
+
+// Recheck ends the blocks that neither PD_PEERS nor a memory window of the slot admits any more.
+func (e *Engine) Recheck(slot int) {
+	e.endContexts(func(c *context) bool { return int(c.slot) == slot && !e.stillAdmits(c) })
+}
+
+// Withdrawing reports whether blocks to a range that the slot no longer admits are still being
+// written.
+func (e *Engine) Withdrawing(slot int, va device.VA, bytes uint64) bool {
+	return slices.ContainsFunc(e.recv.ending, func(c *context) bool {
+		return int(c.slot) == slot && !e.stillAdmits(c) &&
+			(window.Overlap(c.header.VA, uint64(c.header.Length), va, bytes) || c.haveWords && window.Overlap(c.completion.VA, wordsSize, va, bytes))
 	})
 }
+
+// stillAdmits reports whether a context's slot admits its block. Data of reads is admitted by the
+// open read instead.
+func (e *Engine) stillAdmits(c *context) bool {
+	words := &c.completion
+	if !c.haveWords {
+		words = nil
+	}
+	return c.header.Read || e.admits(int(c.slot), &c.header, words)
+}
+
+// admits reports whether a slot admits a block, and its completion words if they are known: its
+// sender may reach the domain, or memory windows admit all of it.
+func (e *Engine) admits(slot int, h *wire.Header, words *wire.Completion) bool {
+	if e.domains[slot].admits(h.SrcPDID) {
+		return true
+	}
+	if e.cfg.Windows == nil {
+		return false
+	}
+	w := &e.cfg.Windows[slot]
+	return w.Admits(h.SrcPDID, device.RightWrite, h.VA, uint64(h.Length)) &&
+		(words == nil || w.Admits(h.SrcPDID, device.RightWrite, words.VA, wordsSize))
+}
+
+// wordsSize is the size of the completion words (spec/messages.md 5).
+const wordsSize = 16
 
 // Send sends a block, after reading it unless its bytes are still held. Sent or SourceFault
 // answers.

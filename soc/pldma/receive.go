@@ -79,6 +79,10 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 		}
 	}
 	if f.HasWords && !f.WordsMissing && !c.haveWords {
+		if !f.Read && !e.admits(int(c.slot), &c.header, &f.Completion) {
+			e.nack(c, device.CodeDomain)
+			return false
+		}
 		c.haveWords, c.completion = true, f.Completion
 	}
 	if *e.slots[c.slot].waits(f.Short()) >= maxWaiting && f.Present&^c.got != 0 {
@@ -183,6 +187,10 @@ func (e *Engine) advance(r *record, f *wire.Frame) bool {
 // if the block was refused.
 func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	slot := e.SlotOf(f.DstPDID, f.DstGeneration)
+	var words *wire.Completion // nil: not known yet
+	if f.HasWords && !f.WordsMissing {
+		words = &f.Completion
+	}
 	admitted := slot >= 0
 	if admitted && f.Read {
 		var later bool
@@ -190,7 +198,7 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 			return nil
 		}
 	} else if admitted {
-		admitted = e.domains[slot].admits(f.SrcPDID)
+		admitted = e.admits(slot, &f.Header, words)
 	}
 	code := device.CodeAck
 	switch limit := uint64(1) << uint(e.cfg.VABits); {
@@ -203,7 +211,7 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 	case !admitted:
 		code = device.CodeDomain
 	case uint64(f.VA) >= limit || uint64(f.Length) > limit-uint64(f.VA),
-		f.HasWords && !f.WordsMissing && uint64(f.Completion.VA) > limit-16:
+		words != nil && uint64(words.VA) > limit-wordsSize:
 		code = device.CodeDecode
 	case e.stillWriting(slot, f), !e.contextsFor(slot, f):
 		code = e.want(slot, device.CodeNoContext)
@@ -220,6 +228,9 @@ func (e *Engine) openContext(r *record, f *wire.Frame) *context {
 		e.recv.free = c.next
 	}
 	*c = context{rec: r, header: f.Header, slot: uint8(slot), want: wire.All(int(f.Length)), hasWords: f.HasWords, began: e.recv.now}
+	if words != nil {
+		c.haveWords, c.completion = true, *words
+	}
 	r.ctx = c
 	e.count(c, 1)
 	e.link(c)

@@ -4,6 +4,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/fifo"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/window"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -163,6 +164,8 @@ type Config struct {
 	SMMU   *smmu.SMMU
 	RX, TX *fifo.FIFO // TX nil: no TXFIFO
 	Counts *[device.Counters]uint64
+	// Windows are the memory windows of the slots; nil means none. A change is followed by Recheck.
+	Windows *[device.Slots]window.Set
 	// Contexts is the number of receive contexts, for tests that exhaust them; 0 means all 128.
 	Contexts int
 }

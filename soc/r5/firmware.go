@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/window"
 )
 
 // New returns a firmware that counts in counts.
@@ -53,22 +54,42 @@ func (fw *Firmware) Reset() {
 func (fw *Firmware) SetPeers(slot int, peers *[device.PeersPerSlot]device.PDID) {
 	d := &fw.domains[slot]
 	d.peers = *peers
+	fw.Recheck(slot)
+	d.crowded = max(0, bits.OnesCount32(d.reads.busy)+d.without(fw.readers(slot))-readChannels)
+}
+
+// Recheck ends the reads that neither PD_PEERS nor a memory window of the slot admits any more,
+// with status 5.
+func (fw *Firmware) Recheck(slot int) {
+	d := &fw.domains[slot]
 	for i := 0; i < d.reads.level; {
-		if from := d.reads.at(i).from; d.admits(d.reads.at(i).m.PDID) {
+		if r := d.reads.at(i); fw.admits(slot, &r.m) {
 			i++
 		} else {
+			from := r.from
 			d.reads.drop(i)
 			fw.reply(&from, device.CodeDomain, device.StatusDomain)
 		}
 	}
 	for busy := d.reads.busy; busy != 0; busy &= busy - 1 {
 		c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
-		if !d.admits(fw.channels[c].request.m.PDID) {
+		if !fw.admits(slot, &fw.channels[c].request.m) {
 			fw.fail(c, device.StatusDomain)
 		}
 	}
 	fw.serveWaiting(slot)
-	d.crowded = max(0, bits.OnesCount32(d.reads.busy)+d.without(fw.readers(slot))-readChannels)
+}
+
+// Withdrawing reports whether blocks of reads from a range that the slot no longer admits are
+// still being read.
+func (fw *Firmware) Withdrawing(slot int, va device.VA, bytes uint64) bool {
+	for busy := fw.domains[slot].reads.busy; busy != 0; busy &= busy - 1 {
+		x := &fw.channels[slot*device.ChannelsPerSlot+device.WriteChannels+bits.TrailingZeros32(busy)]
+		if m := &x.request.m; !fw.admits(slot, m) && window.Overlap(m.Src, uint64(m.Size), va, bytes) {
+			return true
+		}
+	}
+	return false
 }
 
 // SetDomain follows PD_CFG. Disabling a slot, or assigning it to another domain, ends its

@@ -21,10 +21,17 @@ func (d *domain) admits(src device.PDID) bool {
 	return false
 }
 
+// admits reports whether a request's reader may read its source: it may reach the domain, or a
+// memory window admits it.
+func (fw *Firmware) admits(slot int, m *mailbox.ReadRequest) bool {
+	return fw.domains[slot].admits(m.PDID) ||
+		fw.cfg.Windows != nil && fw.cfg.Windows[slot].Admits(m.PDID, device.RightRead, m.Src, uint64(m.Size))
+}
+
 // mayHave reports whether a requester may take one of the free places. has is the set of
-// requesters that have a place.
+// requesters that have a place. None is reserved for PDIDs that only a window admits.
 func (d *domain) mayHave(src device.PDID, free int, has uint32) bool {
-	return free > 0 && (has&d.bit(src) == 0 || free > d.without(has))
+	return free > 0 && (d.admits(src) && has&d.bit(src) == 0 || free > d.without(has))
 }
 
 // without returns the number of PDIDs that the domain admits and that are not in has.
@@ -39,7 +46,7 @@ func (d *domain) without(has uint32) int {
 }
 
 // bit returns the bit for a PDID in a set of admitted PDIDs: bit 0 for the domain itself, then
-// its peers, then one for PDIDs that it no longer admits.
+// its peers, then one for all others.
 func (d *domain) bit(p device.PDID) uint32 {
 	if p == d.pdid {
 		return 1
@@ -66,14 +73,14 @@ func (fw *Firmware) readers(slot int) (has uint32) {
 func (fw *Firmware) mayServe(slot int, src device.PDID) bool {
 	d := &fw.domains[slot]
 	free := readChannels - bits.OnesCount32(d.reads.busy)
-	return free > len(d.peers) || d.mayHave(src, free, fw.readers(slot))
+	return free > len(d.peers)+1 || d.mayHave(src, free, fw.readers(slot))
 }
 
 // mayWait reports the same for a place in the queue.
 func (fw *Firmware) mayWait(slot int, src device.PDID) bool {
 	d, has := &fw.domains[slot], uint32(0)
 	free := maxPending - d.reads.level
-	if free > len(d.peers) {
+	if free > len(d.peers)+1 {
 		return true
 	}
 	for i := range d.reads.level {

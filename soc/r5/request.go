@@ -25,7 +25,7 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox
 			slot = i
 		}
 	}
-	if slot < 0 || !fw.domains[slot].admits(m.PDID) {
+	if slot < 0 || !fw.admits(slot, &m) {
 		fw.counts[device.DoorbellDenied]++ // as for a write (defined by this project)
 		fw.answer(&r.from, device.CodeDomain, device.StatusDomain)
 		return

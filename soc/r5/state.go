@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/soc/window"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -26,6 +27,8 @@ type Config struct {
 	VABits int
 	// TXFIFO: source faults are reported and pause the block (CAPS[24]).
 	TXFIFO bool
+	// Windows are the memory windows of the slots; nil means none. A change is followed by Recheck.
+	Windows *[device.Slots]window.Set
 	// Route reports whether a node can be reached; nil means every node can.
 	Route func(device.NodeID) bool
 	// Options switch off optimizations.

@@ -29,6 +29,7 @@ const (
 	flagSVA      = 1 << 1
 	flagQueues   = 1 << 2
 	flagStall    = 1 << 3
+	flagWindows  = 1 << 4
 )
 
 const (
@@ -56,6 +57,9 @@ func AppendHeader(b []byte, h Header) []byte {
 	if h.Queues {
 		flags |= flagQueues
 	}
+	if h.Windows {
+		flags |= flagWindows
+	}
 	le := binary.LittleEndian
 	le.PutUint16(m[offVersion:], Version)
 	le.PutUint16(m[offFlags:], flags)
@@ -79,7 +83,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	flags := le.Uint16(b[offFlags:])
 	h := Header{
 		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint32(b[offEpoch:]),
-		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Queues: flags&flagQueues != 0, Stall: flags&flagStall != 0, Started: int64(le.Uint64(b[offStarted:])),
+		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Queues: flags&flagQueues != 0, Stall: flags&flagStall != 0, Windows: flags&flagWindows != 0, Started: int64(le.Uint64(b[offStarted:])),
 	}
 	const reserved = offOptions + 2
 	for i, c := range b[:headerSize] {
@@ -92,7 +96,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	if h.Firmware, ok = r5.OptionsOf(options); !ok {
 		return Header{}, fmt.Errorf("%w: its firmware's options are %#x", ErrFormat, options)
 	}
-	if flags&^(flagNoTXFIFO|flagSVA|flagQueues|flagStall) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
+	if flags&^(flagNoTXFIFO|flagSVA|flagQueues|flagStall|flagWindows) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
 		return Header{}, fmt.Errorf("%w: %d nodes of %d bits, flags %#x", ErrFormat, h.Nodes, h.VABits, flags)
 	}
 	return h, nil

@@ -47,6 +47,7 @@ type Header struct {
 	SVA      bool
 	Stall    bool
 	Queues   bool
+	Windows  bool
 	Epoch    uint32 // the first epoch of all nodes
 	Firmware r5.Options
 	Started  int64 // wall clock, nanoseconds since 1970

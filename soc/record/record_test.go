@@ -104,7 +104,7 @@ func TestBroken(t *testing.T) {
 		"another version":          {changed(8, 5), ErrVersion},
 		"former version":           {changed(8, 3), ErrVersion},
 		"unknown option":           {changed(20, 64), ErrFormat},
-		"unknown flag":             {changed(10, 16), ErrFormat},
+		"unknown flag":             {changed(10, 32), ErrFormat},
 		"no node":                  {changed(12, 0), ErrFormat},
 		"many nodes":               {changed(12, 65), ErrFormat},
 		"narrow":                   {changed(14, 38), ErrFormat},

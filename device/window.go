@@ -2,7 +2,7 @@ package device
 
 import "strings"
 
-// Rights are what a memory window permits to a peer (spec/hardware.md 3, WIN_CTRL). Values are
+// Rights are the accesses that a memory window permits to a peer (spec/hardware.md 3, WIN_CTRL). Values are
 // defined by this project.
 type Rights uint8
 

@@ -196,7 +196,7 @@ func (n *Node) admitted(m int, f *wire.Frame) int {
 	own := device.PDID(cfg & device.PDIDMask)
 	slot := n.dma.SlotOf(own, f.DstGeneration)
 	if slot >= 0 && f.SrcPDID != 0 && f.SrcPDID != own && !slices.Contains(n.dma.Domain(slot).Peers[:], f.SrcPDID) &&
-		!n.windows.sets[slot].Grants(f.SrcPDID, device.RightMessages) {
+		!n.windows.Sets[slot].Grants(f.SrcPDID, device.RightMessages) {
 		return -1
 	}
 	return slot

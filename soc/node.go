@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/window"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -30,13 +31,13 @@ func New(cfg Config) *Node {
 	n.rx.SetLimit(cfg.FIFO)
 	n.tx.SetLimit(cfg.FIFO)
 	n.smmu = smmu.New(&n.counts)
-	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Options: cfg.Firmware, IDs: cfg.IDs, Windows: &n.windows.sets}, &n.counts)
+	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Options: cfg.Firmware, IDs: cfg.IDs, Windows: &n.windows.Sets}, &n.counts)
 	tx := &n.tx
 	if cfg.NoTXFIFO {
 		tx = nil
 	}
 	n.dma = pldma.New(pldma.Config{
-		Node: n.id, VABits: cfg.VABits, Pool: cfg.Pool, SMMU: n.smmu, RX: &n.rx, TX: tx, Counts: &n.counts, Contexts: cfg.Contexts, Windows: &n.windows.sets,
+		Node: n.id, VABits: cfg.VABits, Pool: cfg.Pool, SMMU: n.smmu, RX: &n.rx, TX: tx, Counts: &n.counts, Contexts: cfg.Contexts, Windows: &n.windows.Sets,
 	}, (*sink)(n))
 	n.dma.Reset(cfg.Epoch)
 	n.clearBTCM()
@@ -273,7 +274,7 @@ func (n *Node) reset() {
 	n.mboxCfg = [device.Interfaces]uint64{}
 	n.pdCfg = [device.Slots]uint64{}
 	n.peers = [device.Slots][4]uint64{}
-	n.windows = windows{}
+	n.windows = window.Unit{}
 	n.irqStatus, n.irqSent = 0, 0
 	n.clearBTCM()
 }

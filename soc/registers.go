@@ -163,7 +163,11 @@ func (n *Node) loadPL(t *device.Target) uint64 {
 	case device.CapsQueues:
 		return n.queues.Load(t.Offset)
 	case device.CapsWindows:
-		return n.loadWindow(t.Offset)
+		v := n.windows.Load(t.Offset)
+		if t.Offset == device.PLWinCtrl && n.withdrawing() {
+			v |= device.WinBusy
+		}
+		return v
 	}
 	if t.Offset >= device.PLWords {
 		return n.peekAt(t)
@@ -289,7 +293,7 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 		n.mboxCfg[i] = value
 	case device.PLPDCfg:
 		n.pdCfg[i] = value
-		n.windows.clear(i)
+		n.windows.Clear(i)
 		pdid, g, on := device.SplitPDCfg(value)
 		n.fw.SetDomain(i, pdid, g, on)
 		n.dma.SetDomain(i, pdid, g, on)
@@ -311,9 +315,25 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 		case t.Cap == device.CapsQueues && n.cfg.Queues:
 			n.queues.Store(t.Offset, value, act)
 		case t.Cap == device.CapsWindows && n.cfg.Windows:
-			n.storeWindow(t.Offset, value)
+			if n.windows.Store(t.Offset, value) {
+				slot, _ := n.windows.Selected()
+				n.recheck(slot)
+			}
 		}
 	}
+}
+
+// recheck ends what a slot's PD_PEERS and memory windows no longer admit.
+func (n *Node) recheck(slot int) {
+	n.fw.Recheck(slot)
+	n.dma.Recheck(slot)
+}
+
+// withdrawing reports whether memory of the selected window's range is accessed that the slot no
+// longer admits.
+func (n *Node) withdrawing() bool {
+	slot, w := n.windows.Selected()
+	return n.dma.Withdrawing(slot, w.VA, w.Bytes) || n.fw.Withdrawing(slot, w.VA, w.Bytes)
 }
 
 // Window btcm is memory: 32-bit and 64-bit accesses anywhere. The doorbell words are consumed at

@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/window"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -76,7 +77,7 @@ type Node struct {
 	btcm        []byte
 	latch       [device.Counters]uint32 // high halves latched by reads of the low ones
 	words       [device.Slots]uint64    // completion words written (WORDS)
-	windows     windows
+	windows     window.Unit
 
 	now   int64
 	out   []Action

@@ -89,7 +89,7 @@ func TestWindowEdges(t *testing.T) {
 	try(guestPDID, va, size, true)
 	try(guestPDID, va, size+1, false)
 	try(guestPDID, va-1, size+1, false)
-	try(0, va, size, true)            // whoever asks
+	try(0, va, size, true)            // every peer
 	try(guestPDID+1, va, size, false) // another peer
 	try(guestPDID, 1<<48, 1, false)
 }

@@ -18,6 +18,7 @@ var capNames = [...]struct {
 	{device.CapsStall, "stall"},
 	{device.CapsSVA, "sva"},
 	{device.CapsPeek, "peek"},
+	{device.CapsWindows, "windows"},
 }
 
 // readNode reads a node's control page.

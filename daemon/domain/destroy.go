@@ -80,6 +80,11 @@ func (m *Manager) quiet(n int) {
 	s := &m.slots[n]
 	if s.used {
 		m.dir.release(s.named)
+		for i := range s.windows {
+			if s.windows[i].used {
+				m.dir.release([]device.PDID{s.windows[i].Peer})
+			}
+		}
 		m.dir.leave(m.node, s.d.UID, s.d.Group, s.d.Member)
 	}
 	done := s.done

@@ -30,6 +30,14 @@ var (
 	ErrGroupName = groupname.ErrName
 	// ErrNoDomain: the slot holds no live domain.
 	ErrNoDomain = errors.New("no live domain")
+	// ErrWindow: a memory window is invalid.
+	ErrWindow = errors.New("bad memory window")
+	// ErrWindowLimit: the domain has as many memory windows as a slot may.
+	ErrWindowLimit = errors.New("no free memory window")
+	// ErrNoWindow: the domain has no such memory window.
+	ErrNoWindow = errors.New("no such memory window")
+	// ErrNoWindows: the device has no memory windows.
+	ErrNoWindows = errors.New("the device has no memory windows")
 	// ErrDevice: the device is not a node, or not one that this driver supports.
 	ErrDevice = errors.New("not a device of this driver")
 	// ErrNotReady: Init has not run, or failed.

@@ -52,6 +52,7 @@ type Domain struct {
 	Member     int           // index in the group, from 0 on
 	Interface  uint8         // the process's mailbox and packetizer: 16 + Slot
 	Peers      []device.PDID // PDIDs in PD_PEERS, without its own
+	Windows    []device.MemoryWindow
 	State      State
 }
 
@@ -76,6 +77,7 @@ type slot struct {
 	inherited bool // not used, but accesses of an earlier driver's domain are in flight
 	d         Domain
 	named     []device.PDID // peers held in the directory
+	windows   [device.WindowsPerSlot]openWindow
 	done      []func()      // to call when the slot has drained
 	polls     int
 }
@@ -144,5 +146,6 @@ func (m *Manager) Domain(n int) (Domain, bool) {
 func (s *slot) copy() Domain {
 	d := s.d
 	d.Peers = append([]device.PDID(nil), s.d.Peers...)
+	d.Windows = s.openWindows()
 	return d
 }

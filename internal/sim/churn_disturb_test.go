@@ -11,6 +11,9 @@ import (
 // disturb makes one disturbance.
 func (c *churn) disturb() {
 	s, other := c.seats[c.rng.IntN(len(c.seats))], c.seats[c.rng.IntN(len(c.seats))]
+	if c.windowRng != nil && s.p != nil && c.windowRng.IntN(3) == 0 {
+		c.changeWindow(s)
+	}
 	switch k := c.rng.IntN(100); {
 	case k < 58:
 		read := c.rng.IntN(4) == 0

@@ -42,8 +42,11 @@ type churn struct {
 	uses   map[usage]uint64   // the newest use of an id that a process's node acknowledged
 	acked  map[lifeAt]int     // the newest life of a node that it acknowledged
 
+	windowRng *rand.Rand                  // nil: the seed has no memory windows
+	guests    map[guestAccess]device.PDID // writes in flight that only a window admitted: of whom
+
 	// Events that the scenario met, for its test.
-	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Landed, Complete int
+	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Landed, Complete, Opened, Guests int
 }
 
 // errChurn reports a forbidden byte, acknowledgement or silence.
@@ -69,6 +72,8 @@ type seat struct {
 	tag   uint16
 	mute  bool       // its peers' rights are withdrawn
 	reads *rand.Rand // the reads of its process, if it runs the same program
+
+	windows, closing []*device.MemoryWindow // whose withdrawal is not answered; that are being withdrawn
 }
 
 // move is one transfer.
@@ -139,12 +144,19 @@ func newChurn(seed uint64, queues bool) (*churn, error) {
 	}
 	c := &churn{
 		World: w, rng: rng, again: seed%2 == 1, lives: make([]int, len(w.nodes)), up: make([]int, len(w.nodes)),
-		sends: map[sending]*piece{}, firsts: map[sending]*piece{}, uses: map[usage]uint64{}, acked: map[lifeAt]int{},
+		guests: map[guestAccess]device.PDID{},
+		sends:  map[sending]*piece{}, firsts: map[sending]*piece{}, uses: map[usage]uint64{}, acked: map[lifeAt]int{},
 	}
 	w.observer = c
+	if hasWindows(seed) {
+		c.windowRng = rand.New(rand.NewPCG(seed, 4))
+	}
 	for i := range w.nodes {
-		for range 2 {
+		for k := range 2 {
 			s := &seat{node: i, uid: 1000}
+			if c.windowRng != nil && k == 1 {
+				s.uid = 2000
+			}
 			c.seats = append(c.seats, s)
 			w.after(rng.Int64N(2)*rng.Int64N(1e6), func() { c.sit(s) })
 		}
@@ -330,8 +342,13 @@ func (c *churn) moves(n *Node, p *Process, a *pldma.Access) {
 			c.wrong("the words of transfer %d go to a process that it does not name", m.id)
 		case slices.Contains(m.got, false):
 			c.wrong("the words of transfer %d are written before all of it is", m.id)
+		default:
+			c.mayWrite(n, p, m, a)
 		}
 		return
+	}
+	if m, _ := c.transfer(word(a.Data)); m != nil {
+		c.mayWrite(n, p, m, a)
 	}
 	for i := 0; i+8 <= len(a.Data); i += 8 {
 		m, k := c.transfer(word(a.Data[i:]))
@@ -344,14 +361,13 @@ func (c *churn) moves(n *Node, p *Process, a *pldma.Access) {
 			c.wrong("word %d of transfer %d is written to %v", k, m.id, a.VA+device.VA(i))
 		case m.closed:
 			c.wrong("transfer %d is written again after its end", m.id)
-		case !m.read && c.seatOf(p).mute && m.src.Domain.PDID != p.Domain.PDID:
-			c.wrong("transfer %d is written by leave that was withdrawn", m.id)
 		}
 	}
 }
 
 // landed judges the bytes that are now in memory.
 func (c *churn) landed(p *Process, a *pldma.Access) {
+	c.inTime(p, a)
 	if a.Ordered {
 		if m := c.named(p, a.Data); m != nil && m.dst == p {
 			m.closed = true
@@ -454,6 +470,7 @@ func (c *churn) block(n *Node, f *wire.Frame) {
 		c.serial++
 		p = &piece{move: m, at: 8 * k, size: len(f.Payload), life: c.lives[n.id], id: f.ID, serial: c.serial}
 		c.firsts[use] = p
+		c.mayRead(m)
 		m.sends = append(m.sends, p)
 	}
 	c.sends[sending{n.id, f.Epoch, f.ID, f.Seq}] = p
@@ -499,6 +516,9 @@ func (c *churn) Run() error {
 	for _, s := range c.seats {
 		if s.mute {
 			c.mute(s, false)
+		}
+		for _, w := range slices.Clone(s.windows) {
+			c.closeWindow(s, w)
 		}
 	}
 	if err := w.Run(w.now+100e9, func() bool { return c.waiting() == nil }); err != nil {

@@ -39,6 +39,8 @@ const (
 	accFile   = "soc/pldma/access.go"
 	baseFile  = "soc/pldma/state.go"
 	endFile   = "daemon/domain/destroy.go"
+	closeFile = "daemon/domain/windows.go"
+	regsFile  = "soc/registers.go"
 )
 
 var mutants = []mutant{
@@ -116,6 +118,14 @@ var mutants = []mutant{
 		{dmaFile, "	e.reads[slot] = openReads{}\n", "	if M {\n		e.reads[slot].used = 0\n	} else {\n		e.reads[slot] = openReads{}\n	}\n"}}},
 	{"a slot's next domain does not wait for accesses of the former one", []edit{
 		{endFile, "device.TLBSTATUS))&1 == 0 {", "device.TLBSTATUS))&1 == 0 || M {"}}},
+	{"completion words not checked against a memory window", []edit{
+		{dmaFile, "(words == nil || w.Admits(", "(words == nil || M || w.Admits("}}},
+	{"reads not checked against a memory window", []edit{
+		{readFile, "fw.cfg.Windows[slot].Admits(", "M || fw.cfg.Windows[slot].Admits("}}},
+	{"a withdrawal answered while blocks are being written", []edit{
+		{closeFile, "device.WinBusy == 0 {", "device.WinBusy == 0 || M {"}}},
+	{"memory windows outlive their domain's generation", []edit{
+		{regsFile, "		n.windows.Clear(i)\n", "		if !M {\n			n.windows.Clear(i)\n		}\n"}}},
 }
 
 // mutantStarts and mutantMost limit the search for a mutant: mutantMost scenarios from each

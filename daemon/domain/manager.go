@@ -78,7 +78,7 @@ type slot struct {
 	d         Domain
 	named     []device.PDID // peers held in the directory
 	windows   [device.WindowsPerSlot]openWindow
-	done      []func()      // to call when the slot has drained
+	done      []func() // to call when the slot has drained
 	polls     int
 }
 

@@ -134,7 +134,7 @@ func TestHandshake(t *testing.T) {
 			held <- err
 			return
 		}
-		err = c.Hold(ctx, nil)
+		err = c.Hold(ctx, Handlers{})
 		m.End(ReasonClosed)
 		held <- errors.Join(err, c.End(ReasonClosed, "done"))
 	})
@@ -493,7 +493,7 @@ func TestServeBoundsAUser(t *testing.T) {
 	out := make(chan struct{}, MaxConnsPerUID)
 	path := serve(t, func(ctx context.Context, c *Conn) {
 		in <- struct{}{}
-		_ = c.Hold(ctx, nil)
+		_ = c.Hold(ctx, Handlers{})
 		out <- struct{}{}
 	})
 	var conns []*Conn

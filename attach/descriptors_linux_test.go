@@ -47,7 +47,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		err := c.TakeDescriptors()
 		close(taken)
 		if err == nil {
-			err = c.Hold(ctx, nil)
+			err = c.Hold(ctx, Handlers{})
 		}
 		held <- err
 	})
@@ -84,7 +84,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		if err := c.Send(share, int(null.Fd()), int(null.Fd())); err != nil {
 			t.Error(err)
 		}
-		_ = c.Hold(ctx, nil)
+		_ = c.Hold(ctx, Handlers{})
 	})
 	c = dial(t, path)
 	awaitInput(t, c)

@@ -185,7 +185,7 @@ func TestHelper(t *testing.T) {
 				}
 				<-leave
 				p.close()
-				_ = c.Hold(ctx, nil)
+				_ = c.Hold(ctx, Handlers{})
 			})
 			c := dial(t, path)
 			_, fds, err := c.Handshake(t.Context(), Hello{Group: "g"})
@@ -300,7 +300,7 @@ func TestStartHelperRefuses(t *testing.T) {
 	} else {
 		t.Log("only root can make a file of another user: that row is left out")
 	}
-	path := serve(t, func(ctx context.Context, c *Conn) { _ = c.Hold(ctx, nil) })
+	path := serve(t, func(ctx context.Context, c *Conn) { _ = c.Hold(ctx, Handlers{}) })
 	for _, tt := range rows {
 		t.Run(tt.name, func(t *testing.T) {
 			c := dial(t, path)
@@ -361,7 +361,7 @@ func TestHelperAskedForTwice(t *testing.T) {
 			if err := c.Send(h.Append(nil), p.event, p.event, p.event); err != nil {
 				t.Error(err)
 			}
-			_ = c.Hold(ctx, nil)
+			_ = c.Hold(ctx, Handlers{})
 			p.close()
 		})
 		c := dial(t, path)
@@ -395,7 +395,7 @@ func TestHelperOfAProcessWithoutStandardFiles(t *testing.T) {
 		if err := c.Welcome(testWelcome); err != nil {
 			t.Error(err)
 		}
-		_ = c.Hold(ctx, nil)
+		_ = c.Hold(ctx, Handlers{})
 		p.close()
 	})
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")

@@ -23,7 +23,7 @@ func TestMessagesLeaveNothing(t *testing.T) {
 		}
 		defer m.Close()
 		if c.Offer(ctx, m, m.WakeFD()) == nil && c.TakeDescriptors() == nil && c.Welcome(testWelcome) == nil {
-			_ = c.Hold(ctx, nil)
+			_ = c.Hold(ctx, Handlers{})
 		}
 	})
 	good := golden(t)

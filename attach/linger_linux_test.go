@@ -61,7 +61,7 @@ func TestLingeringDescriptors(t *testing.T) {
 				err = c.Welcome(testWelcome)
 			}
 			if err == nil {
-				err = c.Hold(ctx, nil)
+				err = c.Hold(ctx, Handlers{})
 			}
 			over <- err
 		})

@@ -116,6 +116,16 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	sd, derr := DecodeShared(g["shared"])
 	check("shared", shared.Append(nil), nil, sd, derr, shared)
 
+	ring := Ring{Product: "exanet 1.0", VA: 0x7f0000001010, Size: 32, Arm: 0x7f0000003004}
+	rg, derr := DecodeRing(g["ring"])
+	check("ring", ring.Append(nil), nil, rg, derr, ring)
+	ringed := Shared{Product: "exanet 1.0", VA: ring.VA, Size: ring.Size, Answered: TypeRing}
+	sd, derr = DecodeShared(g["ringed"])
+	check("ringed", ringed.Append(nil), nil, sd, derr, ringed)
+	unring := Range{Product: "exanet 1.0", Type: TypeUnring, Size: 3}
+	un, derr = DecodeRange(g["unring"])
+	check("unring", unring.Append(nil), nil, un, derr, unring)
+
 	for name, typ := range map[string]Type{"memory": TypeMemory, "mapped": TypeMapped} {
 		product, derr := decode(g[name], typ, headerSize)
 		check(name, appendBare(nil, typ, "exanet 1.0"), nil, product, derr, "exanet 1.0")
@@ -154,6 +164,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"register": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"prefetch": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"shared":   func(b []byte) error { _, err := DecodeShared(b); return err },
+		"ring":     func(b []byte) error { _, err := DecodeRing(b); return err },
+		"ringed":   func(b []byte) error { _, err := DecodeShared(b); return err },
+		"unring":   func(b []byte) error { _, err := DecodeRange(b); return err },
 		"helper":   func(b []byte) error { _, err := DecodeHelperRequest(b); return err },
 		"memory":   func(b []byte) error { _, err := decode(b, TypeMemory, headerSize); return err },
 		"mapped":   func(b []byte) error { _, err := decode(b, TypeMapped, headerSize); return err },
@@ -224,6 +237,24 @@ func TestDecodeRefuses(t *testing.T) {
 		{"register", "half a page", set(72, 8), ErrValue},
 		{"register", "another type", set(0, 5), ErrMessage},
 		{"register", "another version", set(2, 1), ErrMessage},
+		{"ring", "one byte short", func(b []byte) []byte { return set(4, 103)(b[:103]) }, ErrMessage},
+		{"ring", "another type", set(0, 18), ErrMessage},
+		{"ring", "reserved", set(103, 1), ErrMessage},
+		{"ring", "no bytes", set(80, 0), ErrValue},
+		{"ring", "half a word", set(80, 4), ErrValue},
+		{"ring", "address of half a word", set(72, 4), ErrValue},
+		{"ring", "past the end of the address space", set(72, 0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0), ErrValue},
+		{"ring", "behind the end of the address space", set(78, 1), ErrValue},
+		{"ring", "bytes that wrap", set(80, 0xf8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), ErrValue},
+		{"ring", "no ARM", set(88, 0, 0, 0, 0, 0, 0), ErrValue},
+		{"ring", "ARM not aligned", set(88, 2), ErrValue},
+		{"ring", "ARM behind the end of the address space", set(94, 1), ErrValue},
+		{"ring", "ring 8 of the mailbox", set(72, 0, 0, 0, 0, 0, 0, 0, 0, 8), ErrValue},
+		{"ringed", "the type of another answer", set(0, 7), ErrMessage},
+		{"ringed", "answer to an unring", set(88, 19), ErrMessage},
+		{"ringed", "answer to nothing", set(88, 0), ErrMessage},
+		{"unring", "ring 8 of the mailbox", set(80, 8), ErrValue},
+		{"unring", "half a word", set(73, 1), ErrValue},
 		{"helper", "reserved", set(79, 1), ErrMessage},
 		{"helper", "one byte short", func(b []byte) []byte { return set(4, 79)(b[:79]) }, ErrMessage},
 		{"helper", "another type", set(0, 2), ErrMessage},
@@ -284,6 +315,9 @@ func FuzzDecode(f *testing.F) {
 		}
 		if r, err := DecodeRange(b); err == nil {
 			same("range", r.Append(nil), nil)
+		}
+		if r, err := DecodeRing(b); err == nil {
+			same("ring", r.Append(nil), nil)
 		}
 		if h, err := DecodeHello(b); err == nil {
 			enc, err := h.Append(nil)

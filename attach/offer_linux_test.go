@@ -140,7 +140,7 @@ func TestDescriptorsAreTakenWhereOneIsDue(t *testing.T) {
 			if err := c.Welcome(testWelcome); err != nil {
 				t.Error(err)
 			}
-			if err := c.Hold(ctx, nil); err != nil {
+			if err := c.Hold(ctx, Handlers{}); err != nil {
 				t.Error(err)
 			}
 		})

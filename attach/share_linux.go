@@ -124,12 +124,12 @@ func checkRange(va device.VA, size, offset uint64) error {
 	return nil
 }
 
-// Range is an unshare, a register, an unregister, a prefetch or an invalidate: memory by its
-// bounds. An unshare undoes a share, with exactly its bounds. A register carries the userfaultfd,
+// Range is an unshare, a register, an unregister, a prefetch, an invalidate or an unring: memory by
+// its bounds. An unshare undoes a share, and an unring a ring, with exactly its bounds. A register carries the userfaultfd,
 // non-blocking; the process keeps no duplicate.
 type Range struct {
 	Product string
-	Type    Type // TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch or TypeInvalidate
+	Type    Type // TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate or TypeUnring
 	VA      device.VA
 	Size    uint64
 }
@@ -142,17 +142,16 @@ func (r *Range) Append(b []byte) []byte {
 	return all
 }
 
-// DecodeRange decodes an unshare, a register, an unregister, a prefetch or an invalidate. Errors
-// match ErrMessage or ErrValue.
+// DecodeRange decodes a Range. Errors match ErrMessage or ErrValue.
 func DecodeRange(b []byte) (Range, error) {
 	h, err := DecodeHeader(b)
 	if err != nil {
 		return Range{}, err
 	}
 	switch h.Type {
-	case TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
+	case TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeUnring:
 	default:
-		return Range{}, fmt.Errorf("%w: type %d, not %d, %d, %d, %d or %d", ErrMessage, h.Type, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate)
+		return Range{}, fmt.Errorf("%w: type %d, not %d, %d, %d, %d, %d or %d", ErrMessage, h.Type, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeUnring)
 	}
 	if _, err := decode(b, h.Type, RangeSize); err != nil {
 		return Range{}, err
@@ -162,10 +161,18 @@ func DecodeRange(b []byte) (Range, error) {
 		VA:   device.VA(binary.LittleEndian.Uint64(b[offVA:])),
 		Size: binary.LittleEndian.Uint64(b[offSize:]),
 	}
-	return r, checkRange(r.VA, r.Size, 0)
+	return r, checkBounds(r.Type, r.VA, r.Size)
 }
 
-// Shared answers a share, an unshare, a register, an unregister, a prefetch or an invalidate.
+// checkBounds checks the range of a message of type t.
+func checkBounds(t Type, va device.VA, size uint64) error {
+	if t == TypeRing || t == TypeUnring {
+		return checkWords(va, size)
+	}
+	return checkRange(va, size, 0)
+}
+
+// Shared answers a share, a ring, or a Range. The answer to a ring has type TypeRinged.
 type Shared struct {
 	Product  string
 	VA       device.VA
@@ -175,16 +182,28 @@ type Shared struct {
 
 // Append appends the message to b.
 func (s *Shared) Append(b []byte) []byte {
-	all, m := begin(b, TypeShared, SharedSize, s.Product)
+	all, m := begin(b, answerTo(s.Answered), SharedSize, s.Product)
 	binary.LittleEndian.PutUint64(m[offVA:], uint64(s.VA))
 	binary.LittleEndian.PutUint64(m[offSize:], s.Size)
 	binary.LittleEndian.PutUint16(m[offAnswered:], uint16(s.Answered))
 	return all
 }
 
+// answerTo returns the type of the answer to a message of type t.
+func answerTo(t Type) Type {
+	if t == TypeRing {
+		return TypeRinged
+	}
+	return TypeShared
+}
+
 // DecodeShared decodes an answer. Errors match ErrMessage or ErrValue.
 func DecodeShared(b []byte) (Shared, error) {
-	product, err := decode(b, TypeShared, SharedSize)
+	answered := Type(0)
+	if len(b) == SharedSize {
+		answered = Type(binary.LittleEndian.Uint16(b[offAnswered:]))
+	}
+	product, err := decode(b, answerTo(answered), SharedSize)
 	if err != nil {
 		return Shared{}, err
 	}
@@ -195,14 +214,14 @@ func DecodeShared(b []byte) (Shared, error) {
 		Product:  product,
 		VA:       device.VA(binary.LittleEndian.Uint64(b[offVA:])),
 		Size:     binary.LittleEndian.Uint64(b[offSize:]),
-		Answered: Type(binary.LittleEndian.Uint16(b[offAnswered:])),
+		Answered: answered,
 	}
 	switch s.Answered {
-	case TypeShare, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
+	case TypeShare, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeRing, TypeUnring:
 	default:
 		return Shared{}, fmt.Errorf("%w: answer to type %d", ErrValue, s.Answered)
 	}
-	return s, checkRange(s.VA, s.Size, 0)
+	return s, checkBounds(s.Answered, s.VA, s.Size)
 }
 
 // Sharer accepts the memory that a process shares. The process receives the text of an error.
@@ -228,11 +247,19 @@ type Registrar interface {
 	Unregister(r Range) error
 }
 
+// Handlers answer the requests of a process.
+type Handlers struct {
+	Sharer    Sharer    // nil: memory is accepted and ignored
+	Registrar Registrar // nil: userfaultfds are refused
+	Ringer    Ringer    // nil: rings are refused
+}
+
 // Hold serves a welcomed connection until the process ends it (nil) or ctx ends (its error): it
-// answers the process's requests. If sharer is nil, memory is accepted and ignored. Any other
-// message is refused. If a process breaks the framing, or does not read its answers, Hold returns
-// an error and the caller ends the attachment.
-func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) error {
+// answers the process's requests. Any other message is refused. If a process breaks the framing, or
+// does not read its answers, Hold returns an error and the caller ends the attachment.
+//
+// A handler's error that is a *RefusedError is sent with its code, any other with CodeMemory.
+func (c *Conn) Hold(ctx context.Context, handlers Handlers) error {
 	var buf [MaxMessage]byte
 	for {
 		n, fds, err := c.Receive(ctx, buf[:])
@@ -249,7 +276,7 @@ func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) 
 		if err != nil {
 			return err
 		}
-		err = c.answer(buf[:n], fds, sharer, registrar)
+		err = c.answer(buf[:n], fds, &handlers)
 		c.discard(ctx, fds)
 		if err != nil {
 			return err
@@ -258,13 +285,15 @@ func (c *Conn) Hold(ctx context.Context, sharer Sharer, registrar ...Registrar) 
 }
 
 // answer answers one message of an established attachment.
-func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Registrar) error {
-	h, err := DecodeHeader(b)
+func (c *Conn) answer(b []byte, fds Descriptors, h *Handlers) error {
+	head, err := DecodeHeader(b)
 	if err != nil {
 		return errors.Join(err, c.Refuse(CodeProtocol, 0, err.Error()))
 	}
-	done := Shared{Product: Product(), Answered: h.Type}
-	switch h.Type {
+	done := Shared{Product: Product(), Answered: head.Type}
+	var answer Descriptors
+	defer func() { answer.Close() }()
+	switch head.Type {
 	case TypeShare:
 		var s Share
 		s, err = DecodeShare(b)
@@ -275,56 +304,82 @@ func (c *Conn) answer(b []byte, fds Descriptors, sharer Sharer, registrar []Regi
 			err = fmt.Errorf("%w: a share with bit 1 and no userfaultfd", ErrMessage)
 		}
 		if err != nil {
-			return c.Refuse(CodeProtocol, h.Type, err.Error())
+			return c.Refuse(CodeProtocol, head.Type, err.Error())
 		}
 		done.VA, done.Size = s.VA, s.Size
-		if sharer != nil {
+		if h.Sharer != nil {
 			holes := -1
 			if len(fds) == 2 {
 				holes = fds[1]
 			}
-			err = sharer.Share(s, fds[0], holes)
+			err = h.Sharer.Share(s, fds[0], holes)
 		}
-	case TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate:
+	case TypeRing:
+		var r Ring
+		r, err = DecodeRing(b)
+		if err == nil && len(fds) != 0 {
+			err = fmt.Errorf("%w: a ring with %d descriptors", ErrMessage, len(fds))
+		}
+		if err != nil {
+			return c.Refuse(CodeProtocol, head.Type, err.Error())
+		}
+		done.VA, done.Size = r.VA, r.Size
+		if h.Ringer == nil {
+			return c.Refuse(CodeUnsupported, head.Type, noRings)
+		}
+		var fd int
+		if fd, err = h.Ringer.Ring(r); err == nil {
+			answer = Descriptors{fd}
+		}
+	case TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeUnring:
 		want := 0
-		if h.Type == TypeRegister {
+		if head.Type == TypeRegister {
 			want = 1
 		}
 		var r Range
 		r, err = DecodeRange(b)
 		if err == nil && len(fds) != want {
-			err = fmt.Errorf("%w: type %d with %d descriptors, not %d", ErrMessage, h.Type, len(fds), want)
+			err = fmt.Errorf("%w: type %d with %d descriptors, not %d", ErrMessage, head.Type, len(fds), want)
 		}
 		if err != nil {
-			return c.Refuse(CodeProtocol, h.Type, err.Error())
+			return c.Refuse(CodeProtocol, head.Type, err.Error())
 		}
 		done.VA, done.Size = r.VA, r.Size
 		switch {
-		case h.Type == TypeRegister || h.Type == TypeUnregister:
-			if len(registrar) == 0 {
-				return c.Refuse(CodeUnsupported, h.Type, "only processes attached with method uffd may register a userfaultfd")
+		case head.Type == TypeRegister || head.Type == TypeUnregister:
+			if h.Registrar == nil {
+				return c.Refuse(CodeUnsupported, head.Type, "only processes attached with method uffd may register a userfaultfd")
 			}
-			for _, g := range registrar {
-				if h.Type == TypeUnregister {
-					err = g.Unregister(r)
-				} else {
-					err = g.Register(r, fds[0])
-				}
+			if head.Type == TypeUnregister {
+				err = h.Registrar.Unregister(r)
+			} else {
+				err = h.Registrar.Register(r, fds[0])
 			}
-		case sharer == nil: // the device uses the process's own tables
-		case h.Type == TypeUnshare:
-			err = sharer.Unshare(r)
-		case h.Type == TypePrefetch:
-			sharer.Prefetch(r)
+		case head.Type == TypeUnring:
+			if h.Ringer == nil {
+				return c.Refuse(CodeUnsupported, head.Type, noRings)
+			}
+			err = h.Ringer.Unring(r)
+		case h.Sharer == nil: // the device uses the process's own tables
+		case head.Type == TypeUnshare:
+			err = h.Sharer.Unshare(r)
+		case head.Type == TypePrefetch:
+			h.Sharer.Prefetch(r)
 		default:
-			sharer.Invalidate(r)
+			h.Sharer.Invalidate(r)
 		}
 	default:
-		return c.Refuse(unknownOr(h.Type, CodeProtocol), h.Type,
-			fmt.Sprintf("message type %d is not one that %s accepts on an established attachment: use a pfd that has it", h.Type, Product()))
+		return c.Refuse(unknownOr(head.Type, CodeProtocol), head.Type,
+			fmt.Sprintf("message type %d is not one that %s accepts on an established attachment: use a pfd that has it", head.Type, Product()))
 	}
-	if err != nil {
-		return c.Refuse(CodeMemory, h.Type, err.Error())
+	var refused *RefusedError
+	switch {
+	case errors.As(err, &refused):
+		return c.Refuse(refused.Code, head.Type, refused.Text)
+	case err != nil:
+		return c.Refuse(CodeMemory, head.Type, err.Error())
 	}
-	return c.Send(done.Append(nil))
+	return c.Send(done.Append(nil), answer...)
 }
+
+const noRings = "this pfd has no descriptors to wait on"

@@ -90,7 +90,7 @@ func (m emulated) Run(ctx context.Context) error {
 
 func (m emulated) Attach(node, slot int, a *session.Attachment) error {
 	return m.Engine.Attach(node, slot, &emu.Attachment{
-		Pages: a.Pages, Wake: a.Wake, Space: a.Space, ReadOnly: a.ReadOnly, Gone: a.Gone, Declined: a.Declined,
+		Pages: a.Pages, Wake: a.Wake, Bells: a.Bells, Space: a.Space, ReadOnly: a.ReadOnly, Gone: a.Gone, Declined: a.Declined,
 		Log: a.Log, UID: a.UID, PID: a.PID,
 	})
 }

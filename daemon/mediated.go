@@ -83,7 +83,7 @@ func (m mediated) Features() session.Features {
 
 func (m mediated) Attach(node, slot int, a *session.Attachment) error {
 	return m.Machine.Attach(node, slot, &mediate.Attachment{
-		Pages: a.Pages, Wake: a.Wake, UID: a.UID, Space: a.Space, Gone: a.Gone, Declined: a.Declined,
+		Pages: a.Pages, Wake: a.Wake, Bells: a.Bells, UID: a.UID, Space: a.Space, Gone: a.Gone, Declined: a.Declined,
 	})
 }
 
@@ -116,6 +116,12 @@ func (m mediated) Invalidate(node, slot int, va device.VA, size uint64) {
 	if mem, err := m.Memory(node); err == nil { // a device that is gone has no mappings
 		mem.Forget(slot, va, size)
 	}
+}
+
+// Writable implements Sharing.
+func (m mediated) Writable(node, slot int, va device.VA) bool {
+	mem, err := m.Memory(node)
+	return err == nil && mem.Writable(slot, va)
 }
 
 // Page implements Sharing.

@@ -26,7 +26,7 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.bufs[:c.count])
 	clear(c.whole[:c.count])
 	clear(c.moved[:c.count])
-	c.op, c.space, c.queue, c.err, c.node, c.slot = nil, nil, nil, nil, nil, nil
+	c.op, c.space, c.queue, c.bell, c.err, c.node, c.slot = nil, nil, nil, nil, nil, nil, nil
 	c.count, c.from = 0, 0
 	c.begun, c.long, c.outside, c.late, c.refused, c.waited = false, false, false, false, false, false
 	e.free = append(e.free, c)
@@ -118,7 +118,7 @@ func (e *Engine) ran(c *call) *call {
 		c.outside = false
 		e.outsideEnded(c.node)
 	}
-	if c.queue != nil {
+	if c.queue != nil || c.bell != nil {
 		return e.complete(c)
 	}
 	mapped := c.step == space.Mapped && c.slot != nil
@@ -146,6 +146,10 @@ func (e *Engine) returned(c *call) {
 func (e *Engine) complete(c *call) *call {
 	if c.queue != nil {
 		e.step(c.node, &soc.Event{Kind: soc.QueueAccessed, Access: c.queue.ID, OK: c.err == nil})
+		e.freeCall(c)
+		return nil
+	}
+	if c.bell != nil {
 		e.freeCall(c)
 		return nil
 	}

@@ -38,6 +38,8 @@ func (c *call) run() {
 	switch {
 	case c.queue != nil:
 		c.err = c.queueMove()
+	case c.bell != nil:
+		c.bell.Strike()
 	case c.op.PagesIn():
 		c.op.Start()
 		c.space.Run(c.op)

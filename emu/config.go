@@ -32,6 +32,8 @@ type Attachment struct {
 	// Declined, if not nil, is called on the owning goroutine with each RAPF with the fail bit that
 	// the process sends to source. If it returns true, the RAPF is not sent. It must not block.
 	Declined func(source device.NodeID, r mailbox.RAPF) bool
+	// Bells, if not nil, are the process's rings.
+	Bells *attach.Bells
 	// UID is the process's user. If that user's memory was slow, the slot begins slow.
 	UID uint32
 	// PID is the process's own, for traces; 0: unknown.

@@ -90,19 +90,20 @@ const maxJoin = 64
 // of neighbouring accesses, or a page-in for the driver), or an access to queues in memory. While it
 // runs it touches only its own state. Its result is taken on the engine goroutine.
 type call struct {
-	op      *space.Op // own, or the driver's page-in; nil: of queues
+	op      *space.Op // own, or the driver's page-in; nil: of queues, or of a bell
 	own     space.Op
 	space   space.Space // of op
 	step    space.Step  // the current one
 	begun   bool        // there is a current step
 	queue   *queue.Access
-	err     error // of queue
-	long    bool  // a page-in of many pages
-	charged bool  // it counts in the engine's budget of threads
-	late    bool  // it has lost its lease
-	refused bool  // nothing of it is tried
-	waited  bool  // another process has been asked for it
-	outside bool  // it asks the driver of the node (askOutside)
+	bell    *attach.Bell // to be struck
+	err     error        // of queue
+	long    bool         // a page-in of many pages
+	charged bool         // it counts in the engine's budget of threads
+	late    bool         // it has lost its lease
+	refused bool         // nothing of it is tried
+	waited  bool         // another process has been asked for it
+	outside bool         // it asks the driver of the node (askOutside)
 	node    *node
 	slot    *slot
 	index   int   // of the slot

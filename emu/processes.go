@@ -73,7 +73,7 @@ func (e *Engine) ring(s *slot, ch int, kind soc.EventKind) {
 // deliverMail moves messages from the node's mailbox to the process's ring while there is room. The
 // rest follows when the process has read some. It reports whether it has moved any.
 func (e *Engine) deliverMail(s *slot) bool {
-	return s.process.Deliver(func(m *attach.Mail) bool {
+	any := s.process.Deliver(func(m *attach.Mail) bool {
 		box := device.MailboxProcess + s.index
 		source, words, ok := s.node.soc.TakeMail(box)
 		if !ok {
@@ -85,6 +85,10 @@ func (e *Engine) deliverMail(s *slot) bool {
 		*m = attach.Mail{Source: source.Encode(), Words: words}
 		return true
 	})
+	if any {
+		e.strike(s, s.att.Bells.Mail())
+	}
+	return any
 }
 
 // Attach ties a process to a slot of a node. On the owning goroutine.
@@ -95,6 +99,9 @@ func (e *Engine) Attach(nodeIndex, slotIndex int, a *Attachment) error {
 	}
 	if a.Space == nil {
 		return fmt.Errorf("%w: slot %d of node %d has no memory", ErrConfig, slotIndex, nodeIndex)
+	}
+	if a.Bells == nil {
+		a.Bells = new(attach.Bells)
 	}
 	s := &slot{node: n, index: slotIndex, att: a, wasLate: e.lateOf[a.UID] > 0}
 	s.process = owner.Process[*slot]{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Helper: a.Space, Slot: s}

@@ -169,6 +169,7 @@ type Endpoint struct {
 	gathers   map[*Transfer]struct{} // not final
 	rings     rings
 	clock     stampClock
+	waits     waits
 
 	asking  sync.Mutex  // one memory request at a time
 	answers chan answer // to it
@@ -451,6 +452,7 @@ func (e *Endpoint) end(r attach.Reason, text string) {
 		e.settleGatherLocked(t, failed|device.StatusGone, e.ended.String())
 	}
 	close(e.over)
+	e.waits.wake()
 	e.mu.Unlock()
 	e.pages.WakeSelf()
 }
@@ -460,8 +462,8 @@ func (e *Endpoint) listen() {
 	var buf [attach.MaxMessage]byte
 	for {
 		n, fds, err := e.conn.Receive(context.Background(), buf[:])
-		fds.Close()
 		if err != nil {
+			fds.Close()
 			text := ""
 			if !errors.Is(err, io.EOF) {
 				text = err.Error()
@@ -470,10 +472,11 @@ func (e *Endpoint) listen() {
 			return
 		}
 		if m, err := attach.DecodeEnded(buf[:n]); err == nil {
+			fds.Close()
 			e.end(m.Reason, m.Text)
 			return
 		}
-		e.answered(buf[:n])
+		e.answered(buf[:n], fds)
 	}
 }
 

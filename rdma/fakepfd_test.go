@@ -171,7 +171,7 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 	})
 	hold := f.hold
 	if hold == nil {
-		hold = func(ctx context.Context, c *attach.Conn) error { return c.Hold(ctx, nil) }
+		hold = func(ctx context.Context, c *attach.Conn) error { return c.Hold(ctx, attach.Handlers{}) }
 	}
 	if err := hold(holdCtx, c); err != nil && reason.Load() == uint32(attach.ReasonClosed) && ctx.Err() == nil {
 		f.errs <- err

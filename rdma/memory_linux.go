@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"os"
 	"structs"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +35,17 @@ func Word(b []byte, offset uint64) (*uint64, error) {
 	}
 	return (*uint64)(p), nil
 }
+
+// vaOfWords returns the virtual address of the first of words, 0 if there are none.
+func vaOfWords(words []uint64) device.VA {
+	if len(words) == 0 {
+		return 0
+	}
+	return device.VA(uintptr(unsafe.Pointer(&words[0])))
+}
+
+// armWord returns the n-th word of 4 bytes of b.
+func armWord(b []byte, n int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&b[4*n])) }
 
 // Buffer is page-aligned memory outside Go's heap, absent until it is touched.
 type Buffer struct {

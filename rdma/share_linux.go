@@ -118,8 +118,19 @@ func (e *Endpoint) ask(msg []byte, want attach.Shared, fds ...int) error {
 
 // request is ask with e.asking held.
 func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
+	_, err := e.exchange(msg, want, fds...)
+	if err != nil {
+		return fmt.Errorf("share memory: %w", err)
+	}
+	e.noteShare(want)
+	return nil
+}
+
+// exchange sends a request and waits for its answer, with e.asking held. It returns the descriptor
+// that came with the answer, -1 if none.
+func (e *Endpoint) exchange(msg []byte, want attach.Shared, fds ...int) (fd int, err error) {
 	e.mu.Lock()
-	err := e.goneLocked()
+	err = e.goneLocked()
 	e.mu.Unlock()
 	if err == nil {
 		err = e.conn.Send(msg, fds...)
@@ -128,7 +139,7 @@ func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("share memory: %w", err)
+		return -1, err
 	}
 	timer := time.NewTimer(shareTimeout)
 	defer timer.Stop()
@@ -137,16 +148,15 @@ func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 		case a := <-e.answers:
 			switch {
 			case a.refused != nil && a.refused.Refused == want.Answered:
-				return fmt.Errorf("share memory: %w", a.refused)
+				return -1, a.refused
 			case a.refused == nil && a.shared.VA == want.VA && a.shared.Size == want.Size && a.shared.Answered == want.Answered:
-				e.noteShare(want)
-				return nil
+				return a.fds.Take(0), nil
 			}
-			// The answer to a request that timed out.
+			a.fds.Close() // the answer to a request that timed out
 		case <-e.over:
-			return fmt.Errorf("share memory: %w", e.gone())
+			return -1, e.gone()
 		case <-timer.C:
-			return fmt.Errorf("share memory: pfd does not answer within %v: see its log", shareTimeout)
+			return -1, fmt.Errorf("pfd does not answer within %v: see its log", shareTimeout)
 		}
 	}
 }
@@ -194,19 +204,22 @@ next:
 type answer struct {
 	shared  attach.Shared
 	refused *attach.RefusedError
+	fds     attach.Descriptors // that came with it
 }
 
-// answered handles a message other than the end of the attachment.
-func (e *Endpoint) answered(b []byte) {
-	var a answer
+// answered handles a message other than the end of the attachment. It owns fds.
+func (e *Endpoint) answered(b []byte, fds attach.Descriptors) {
+	a := answer{fds: fds}
 	var err error
 	if a.shared, err = attach.DecodeShared(b); err != nil {
 		if a.refused, err = attach.DecodeRefused(b); err != nil {
+			fds.Close()
 			return // it answers no request of this version
 		}
 	}
 	select {
 	case e.answers <- a:
 	default: // more answers than requests
+		fds.Close()
 	}
 }

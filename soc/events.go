@@ -74,7 +74,7 @@ const (
 	Interrupt
 	// DescriptorChanged: the descriptor of Slot's Channel now has Done, Status and Paused.
 	DescriptorChanged
-	// WordsWritten: completion words were written to the memory of Slot's process.
+	// WordsWritten: completion words were written at VA to the memory of Slot's process.
 	WordsWritten
 	// MailArrived: a message is waiting in mailbox Interface, 16..63.
 	MailArrived
@@ -95,4 +95,5 @@ type Action struct {
 	Access    *pldma.Access
 	Frame     *wire.Frame
 	Queue     *queue.Access
+	VA        device.VA // of WordsWritten
 }

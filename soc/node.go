@@ -60,7 +60,7 @@ func (s *sink) Written(slot uint8, va device.VA) {
 	if !s.queues.Events() {
 		s.irqStatus |= 1 << device.VectorDone
 	}
-	s.add(Action{Kind: WordsWritten, Slot: slot})
+	s.add(Action{Kind: WordsWritten, Slot: slot, VA: va})
 	s.queues.Tell(device.Event{Kind: device.EventWords, Index: slot, Address: uint64(va)})
 }
 

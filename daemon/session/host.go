@@ -26,6 +26,7 @@ func New(cfg Config) (_ *Host, err error) {
 		regions:    quotaOfFiles(regionsPerUID, allRegions),
 		watches:    quotaOfFiles(sharesPerUID, allShares),
 		tables:     quota.New(tablesPerUID, allTables, quota.Privileged),
+		rings:      quotaOfFiles(ringsPerUID, allRings),
 		stopped:    make(chan struct{}),
 		leaving:    make(chan struct{}),
 		live:       map[*session]struct{}{},

@@ -179,7 +179,7 @@ func (s *session) join(hello *attach.Hello) error {
 	}
 	s.log = s.log.With("slot", dom.Slot, "pdid", uint16(dom.PDID))
 	err = s.d.machine.Attach(n.index, dom.Slot, &Attachment{
-		Pages: s.pages.Pages, Wake: s.pages.WakeFD(), Space: s.makeSpace(), ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
+		Pages: s.pages.Pages, Wake: s.pages.WakeFD(), Bells: &s.bells, Space: s.makeSpace(), ReadOnly: &s.readOnly, UID: s.uid, PID: s.conn.Peer().PID,
 		Gone:     func() { s.end(attach.ReasonProcess) },
 		Declined: func(source device.NodeID, r mailbox.RAPF) bool { return n.faults.Declined(dom.Slot, source, r) },
 		Log:      s.log,
@@ -266,7 +266,7 @@ func (s *session) wait() attach.Reason {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
-		switch err := s.conn.Hold(ctx, s.sharer(), s.registrar()...); {
+		switch err := s.conn.Hold(ctx, attach.Handlers{Sharer: s.sharer(), Registrar: s.registrar(), Ringer: ringer{s}}); {
 		case err == nil:
 			s.end(attach.ReasonClosed)
 		case ctx.Err() == nil:
@@ -347,6 +347,7 @@ func (s *session) leave(reason attach.Reason) {
 			s.log.Debug("end not delivered", "err", err)
 		}
 	}
+	s.unrung()
 	s.d.remove(s)
 }
 

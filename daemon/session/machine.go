@@ -97,6 +97,8 @@ type Sharing interface {
 	Prefetch(node, slot int, va device.VA, size uint64)
 	// Invalidate removes pages from the device that the file no longer has.
 	Invalidate(node, slot int, va device.VA, size uint64)
+	// Writable reports whether memory at va is shared for writing.
+	Writable(node, slot int, va device.VA) bool
 	// Page returns the size of the pages in which memory is shared, 0 if the device is gone.
 	Page(node int) uint64
 	// Asked notes that a slot's process is about to be asked to page in. Called on the owning
@@ -113,6 +115,7 @@ type Sharing interface {
 type Attachment struct {
 	Pages *attach.Pages // descriptors, doorbell, packetizer, wake flags
 	Wake  int           // eventfd that wakes pfd
+	Bells *attach.Bells // the process's rings; they change on the owning goroutine
 	// Space is its memory; nil: the machine accesses only what the process shares (Sharing).
 	Space space.Space
 	// ReadOnly is the memory that the process shares read-only.

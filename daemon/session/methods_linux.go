@@ -24,11 +24,11 @@ const (
 // registrar handles the session's userfaultfds.
 type registrar struct{ s *session }
 
-func (s *session) registrar() []attach.Registrar {
+func (s *session) registrar() attach.Registrar {
 	if s.method != pagein.UFFD {
 		return nil
 	}
-	return []attach.Registrar{registrar{s}}
+	return registrar{s}
 }
 
 // Register implements attach.Registrar.

@@ -67,6 +67,7 @@ type Host struct {
 	shares     *quota.Quota // ranges that are shared
 	watches    *quota.Quota // userfaultfds of them
 	tables     *quota.Quota // page tables of shared memory
+	rings      *quota.Quota // descriptors that processes wait on
 	turns      quota.Turns  // of calls that map and unmap it
 	refused    atomic.Uint64
 	dropped    atomic.Uint64 // connections
@@ -143,6 +144,7 @@ type session struct {
 	shares  int // ranges it shares; the connection's reader owns it, and at the end the node's owner
 	watched int // of its view, those that have a userfaultfd; owned as shares is
 	watches watches
+	bells   attach.Bells // its rings; the node's owner owns them
 
 	joined joined // set by join, on the owning goroutine
 

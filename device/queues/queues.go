@@ -54,7 +54,7 @@ type Config struct {
 	Bell func() error
 	// Written, Done and Mail are called for the events that are not faults; each may be nil.
 	// After events were lost they are called with -1, for all.
-	Written func(slot int)
+	Written func(slot int, va device.VA)
 	Done    func(slot int)
 	Mail    func(mailbox int)
 	// Off is called when an error or a reset has disabled the queues; it may be nil. Renew
@@ -223,7 +223,9 @@ func (q *Queues) Renew() (bool, error) {
 func (q *Queues) anything() {
 	call(q.cfg.Mail, -1)
 	call(q.cfg.Done, -1)
-	call(q.cfg.Written, -1)
+	if q.cfg.Written != nil {
+		q.cfg.Written(-1, 0)
+	}
 }
 
 // Nop requests an event; Answered reports whether the last one requested has arrived, which shows
@@ -378,7 +380,9 @@ func (q *Queues) take(entry *device.QueueEntry) {
 	case device.EventDone:
 		call(q.cfg.Done, int(e.Index))
 	case device.EventWords:
-		call(q.cfg.Written, int(e.Index))
+		if q.cfg.Written != nil {
+			q.cfg.Written(int(e.Index), device.VA(e.Address))
+		}
 	case device.EventRefused:
 		q.stats.Refused++
 	case device.EventNop:

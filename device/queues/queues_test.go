@@ -59,7 +59,7 @@ func newNode(t testing.TB) *node {
 	n.q = queues.New(queues.Config{
 		Window: func(id device.WindowID) device.Window { return device.Window{Access: window{n, id}} }, Memory: n.mem, Addr: at,
 		Raise: func() { n.raise++ }, Later: func(f func()) { n.posts = append(n.posts, f) },
-		Written: func(s int) { n.calls = append(n.calls, s) }, Off: func() { n.off++ },
+		Written: func(s int, _ device.VA) { n.calls = append(n.calls, s) }, Off: func() { n.off++ },
 	})
 	if err := n.q.Start(); err != nil {
 		t.Fatal(err)

@@ -478,6 +478,14 @@ func (m *Memory) Used(slot int, va device.VA, size uint64) {
 	}
 }
 
+// Writable reports whether a slot shares memory at va for writing.
+func (m *Memory) Writable(slot int, va device.VA) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.find(slot, va)
+	return s != nil && s.write
+}
+
 func (m *Memory) find(slot int, va device.VA) *share {
 	for _, s := range m.spaces[slot].shares {
 		if s.va <= va && va < s.end() && !s.gone {

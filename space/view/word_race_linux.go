@@ -9,3 +9,9 @@ import "unsafe"
 //
 //go:norace
 func storeWord(b []byte, w uint64) { *(*uint64)(unsafe.Pointer(&b[:8][0])) = w }
+
+//go:norace
+func loadWord(b []byte) uint32 { return *(*uint32)(unsafe.Pointer(&b[:4][0])) }
+
+//go:norace
+func clearWord(b []byte) { *(*uint32)(unsafe.Pointer(&b[:4][0])) = 0 }

@@ -330,6 +330,7 @@ func (s *slot) collect(l *link) (any bool) {
 	if notify {
 		s.node.m.over = true
 		s.att.Pages.Notify()
+		attach.WakeAll(s.att.Bells.Mail())
 	}
 	return any
 }

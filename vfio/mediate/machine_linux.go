@@ -84,6 +84,9 @@ type Attachment struct {
 	// Space, if set, pages in the process's own memory before the pages are entered in the
 	// device's tables. Its operations never return the step Wait.
 	Space space.Space
+	// Bells are the process's rings; nil: none. The owner wakes the process by each, armed or not: a
+	// touch of the process's memory might sleep.
+	Bells *attach.Bells
 	// Gone, if set, is called on the owner when the process's address space is found gone.
 	Gone func()
 	// Declined, if set, is called on the owner for each RAPF with the fail bit that the process
@@ -494,6 +497,9 @@ func (m *Machine) Attach(node, index int, a *Attachment) error {
 	}
 	if err != nil {
 		return err
+	}
+	if a.Bells == nil {
+		a.Bells = new(attach.Bells)
 	}
 	s := &slot{node: n, index: index, att: a}
 	s.process = owner.Process[*slot]{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Slot: s}

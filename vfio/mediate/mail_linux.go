@@ -58,7 +58,7 @@ func (s *slot) pollMail(now int64) (any bool) {
 // whether there were any.
 func (s *slot) take() (any bool) {
 	box := mailbox.NewBox(s.node.windows[device.MBOX], device.MailboxProcess+s.index)
-	return s.process.Deliver(func(m *attach.Mail) bool {
+	any = s.process.Deliver(func(m *attach.Mail) bool {
 		if n, _, err := box.Status(); err != nil || n == 0 {
 			return false // a device that is gone is posted
 		}
@@ -66,4 +66,8 @@ func (s *slot) take() (any bool) {
 		m.Source = src.Encode()
 		return err == nil && src.Words != 0
 	})
+	if any {
+		attach.WakeAll(s.att.Bells.Mail())
+	}
+	return any
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/space/shadow"
@@ -228,12 +229,16 @@ func (r *rings) unmap() {
 	_ = r.own.Close() // nothing was written through it
 }
 
-// wordsWritten wakes processes that wait for completion words: the process of a slot, or all.
-func (n *node) wordsWritten(slot int) {
+// wordsWritten wakes processes that wait for completion words: the process of a slot, by the rings
+// that watch va, or all processes by all rings.
+func (n *node) wordsWritten(slot int, va device.VA) {
 	for i, s := range n.slots {
 		if s != nil && (slot < 0 || i == slot) {
 			if slot >= 0 {
 				s.words++ // counts as WORDS does, for wakeTargets
+				attach.WakeAll(s.att.Bells.Words(va))
+			} else {
+				s.att.Bells.WakeAll()
 			}
 			s.att.Pages.Notify()
 		}

@@ -1,0 +1,240 @@
+package rdma_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/rdma"
+)
+
+func vaOf(words []uint64) device.VA { return device.VA(uintptr(unsafe.Pointer(&words[0]))) }
+
+func ring(t testing.TB, e *rdma.Endpoint, words []uint64) *rdma.Ring {
+	t.Helper()
+	r, err := e.Ring(words)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// until waits on a ring until check returns true.
+func until(t testing.TB, r *rdma.Ring, check func() bool) {
+	t.Helper()
+	for !check() {
+		if err := r.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// notify writes into r, and lets the words there become n.
+func notify(t testing.TB, e *rdma.Endpoint, r rdma.Remote, n uint64) *rdma.Transfer {
+	t.Helper()
+	tr, err := e.Write(t.Context(), rdma.WriteRequest{Src: []byte{byte(n)}, Dst: r, Offset: 64, Notify: &rdma.Notification{First: n, Last: n}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// Words wake the ring that watches them and no other one; all else wakes the rings of the mailbox.
+func TestRing(t *testing.T) {
+	for _, nodes := range [][]device.NodeID{{0, 1}, {0, 0}} {
+		e, names := ends(t, nodes...)
+		words := make([]uint64, 64)
+		all, err := e[1].ExportVA(vaOf(words), 512)
+		if err != nil {
+			t.Fatal(err)
+		}
+		part := func(at int) rdma.Remote { r := all; r.VA += device.VA(at); r.Len -= uint64(at); return r }
+		first, second, mail, other := ring(t, e[1], words[:4]), ring(t, e[1], words[4:8]), ring(t, e[1], nil), ring(t, e[1], nil)
+		own := ring(t, e[0], nil)
+		for n := uint64(1); n <= 3; n++ {
+			for at, r := range map[int]*rdma.Ring{0: first, 2: first, 4: second, 6: second, 32: mail, 34: other} {
+				tr := notify(t, e[0], part(8*at), n)
+				until(t, r, func() bool { return atomic.LoadUint64(&words[at+1]) == n })
+				until(t, own, func() bool { return tr.Poll() == rdma.Finished })
+			}
+			if _, err := e[0].Send(t.Context(), names[1], n<<32); err != nil {
+				t.Fatal(err)
+			}
+			until(t, other, func() bool {
+				m, err := e[1].Receive(polls)
+				return err == nil && m.Words[0]>>32 == n
+			})
+		}
+		// Neither watches what wakes the others: at most what came before is left.
+		for i, r := range []*rdma.Ring{first, second, mail, other} {
+			quiet(t, i, r, 2)
+		}
+		notify(t, e[0], part(0), 9)
+		until(t, first, func() bool { return atomic.LoadUint64(&words[1]) == 9 })
+		for i, r := range []*rdma.Ring{second, mail, other} {
+			quiet(t, i, r, 0)
+		}
+	}
+}
+
+// quiet returns once a wait on r has ended by its context. Before that at most so many waits may end
+// otherwise.
+func quiet(t *testing.T, i int, r *rdma.Ring, most int) {
+	t.Helper()
+	for n := 0; ; n++ {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		err := r.Wait(ctx)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			return
+		}
+		if err != nil || n >= most {
+			t.Fatalf("ring %d: wait %d: %v", i, n, err)
+		}
+	}
+}
+
+func TestBadRings(t *testing.T) {
+	e, _ := ends(t, 0)
+	words := make([]uint64, 4*attach.MaxRings)
+	first := ring(t, e[0], words[:2])
+	refused := func(words []uint64, code attach.Code) {
+		t.Helper()
+		r, err := e[0].Ring(words)
+		if a, ok := errors.AsType[*attach.RefusedError](err); !ok || a.Code != code {
+			t.Errorf("%v, %v, want code %d", r, err, code)
+		}
+	}
+	refused(words[1:3], attach.CodeMemory)
+	refused(words[:1], attach.CodeMemory)
+	var mail []*rdma.Ring
+	for range attach.MaxMailRings {
+		mail = append(mail, ring(t, e[0], nil))
+	}
+	if _, err := e[0].Ring(nil); !errors.Is(err, rdma.ErrBusy) {
+		t.Errorf("more rings of the mailbox: %v", err)
+	}
+	for i := 1; i < attach.MaxRings-len(mail); i++ {
+		ring(t, e[0], words[4*i:4*i+1])
+	}
+	if _, err := e[0].Ring(words[len(words)-1:]); !errors.Is(err, rdma.ErrBusy) {
+		t.Errorf("more rings: %v", err)
+	}
+	done := make(chan error)
+	go func() { done <- first.Wait(t.Context()) }()
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("a wait on a ring that is closed: %v", err)
+	}
+	if err := errors.Join(first.Close(), mail[3].Close()); err != nil {
+		t.Errorf("closed again: %v", err)
+	}
+	ring(t, e[0], words[:2])
+	mail[3] = ring(t, e[0], nil)
+	go func() { done <- mail[3].Wait(t.Context()) }()
+	if err := e[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; !errors.Is(err, rdma.ErrGone) {
+		t.Errorf("a wait when the endpoint closes: %v", err)
+	}
+	if _, err := e[0].Ring(words[:2]); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("a ring of a closed endpoint: %v", err)
+	}
+}
+
+// Two processes that only sleep on their rings answer each other: a wake-up that is lost hangs.
+func TestRingPingPong(t *testing.T) {
+	rounds := uint64(5000)
+	if os.Getenv("PFD_SOAK") != "" {
+		rounds = 1_000_000
+	}
+	e, _ := ends(t, 0, 1)
+	var words [2][]uint64
+	var to [2]rdma.Remote
+	var rings [2]*rdma.Ring
+	for i := range e {
+		words[i] = make([]uint64, 16)
+		var err error
+		if to[i], err = e[i].ExportVA(vaOf(words[i]), 128); err != nil {
+			t.Fatal(err)
+		}
+		rings[i] = ring(t, e[i], words[i][:2])
+	}
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		for n := uint64(1); n <= rounds; n++ {
+			until(t, rings[1], func() bool { return atomic.LoadUint64(&words[1][1]) == n })
+			notify(t, e[1], to[0], n)
+		}
+	}()
+	longest := time.Duration(0)
+	for n := uint64(1); n <= rounds; n++ {
+		began := time.Now()
+		notify(t, e[0], to[1], n)
+		until(t, rings[0], func() bool { return atomic.LoadUint64(&words[0][1]) == n })
+		longest = max(longest, time.Since(began))
+	}
+	<-answered
+	runtime.KeepAlive(words)
+	t.Logf("the longest of %d rounds: %v", rounds, longest)
+}
+
+// A process that ends while it is waited for, and a pfd that is stopped.
+func TestRingOfTheDead(t *testing.T) {
+	socket, stop, err := startPFD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := rdma.Attach(t.Context(), rdma.Options{Socket: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.Ring(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- r.Wait(t.Context()) }()
+	stop()
+	if err := <-done; !errors.Is(err, rdma.ErrGone) {
+		t.Errorf("a wait when pfd ends: %v", err)
+	}
+	if err := errors.Join(r.Close(), e.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A process that can share no memory gets a refusal that says so.
+func TestRingWithoutSharedMemory(t *testing.T) {
+	e, _ := ends(t, 0)
+	var was unix.Rlimit
+	none := unix.Rlimit{Cur: 0, Max: unix.RLIM_INFINITY}
+	if err := unix.Prlimit(0, unix.RLIMIT_FSIZE, &none, &was); err != nil {
+		t.Fatal(err)
+	}
+	_, err := e[0].Ring(nil)
+	if err := unix.Prlimit(0, unix.RLIMIT_FSIZE, &was, nil); err != nil {
+		t.Fatal(err)
+	}
+	if r, ok := errors.AsType[*attach.RefusedError](err); !ok || r.Code != attach.CodeMemory {
+		t.Errorf("%v", err)
+	}
+}

@@ -116,6 +116,15 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	sd, derr := DecodeShared(g["shared"])
 	check("shared", shared.Append(nil), nil, sd, derr, shared)
 
+	opened := device.MemoryWindow{VA: 0x7f0000001003, Bytes: 0x2005, Peer: 0x1234, Rights: device.RightWrite | device.RightMessages}
+	for name, typ := range map[string]Type{"window": TypeWindow, "unwindow": TypeUnwindow} {
+		w := Window{Product: "exanet 1.0", Type: typ, MemoryWindow: opened}
+		got, derr := DecodeWindow(g[name])
+		check(name, w.Append(nil), nil, got, derr, w)
+	}
+	windowed := Shared{Product: "exanet 1.0", VA: opened.VA, Size: opened.Bytes, Answered: TypeWindow}
+	sd, derr = DecodeShared(g["windowed"])
+	check("windowed", windowed.Append(nil), nil, sd, derr, windowed)
 	ring := Ring{Product: "exanet 1.0", VA: 0x7f0000001010, Size: 32, Arm: 0x7f0000003004}
 	rg, derr := DecodeRing(g["ring"])
 	check("ring", ring.Append(nil), nil, rg, derr, ring)
@@ -164,6 +173,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"register": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"prefetch": func(b []byte) error { _, err := DecodeRange(b); return err },
 		"shared":   func(b []byte) error { _, err := DecodeShared(b); return err },
+		"window":   func(b []byte) error { _, err := DecodeWindow(b); return err },
+		"unwindow": func(b []byte) error { _, err := DecodeWindow(b); return err },
+		"windowed": func(b []byte) error { _, err := DecodeShared(b); return err },
 		"ring":     func(b []byte) error { _, err := DecodeRing(b); return err },
 		"ringed":   func(b []byte) error { _, err := DecodeShared(b); return err },
 		"unring":   func(b []byte) error { _, err := DecodeRange(b); return err },
@@ -237,6 +249,19 @@ func TestDecodeRefuses(t *testing.T) {
 		{"register", "half a page", set(72, 8), ErrValue},
 		{"register", "another type", set(0, 5), ErrMessage},
 		{"register", "another version", set(2, 1), ErrMessage},
+		{"window", "one byte short", func(b []byte) []byte { return set(4, 95)(b[:95]) }, ErrMessage},
+		{"window", "another type", set(0, 5), ErrMessage},
+		{"window", "another version", set(2, 1), ErrMessage},
+		{"window", "first reserved byte", set(91, 1), ErrMessage},
+		{"window", "last reserved byte", set(95, 1), ErrMessage},
+		{"window", "no bytes", set(80, 0, 0), ErrValue},
+		{"window", "past the end of the address space", set(72, 0xfd, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), ErrValue},
+		{"window", "all addresses", set(80, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), ErrValue},
+		{"window", "no right", set(90, 0), ErrValue},
+		{"window", "unknown right", set(90, 0x12), ErrValue},
+		{"unwindow", "no right", set(90, 0), ErrValue},
+		{"windowed", "no bytes", set(80, 0, 0), ErrValue},
+		{"windowed", "pages are needed for a share", set(88, 5), ErrValue},
 		{"ring", "one byte short", func(b []byte) []byte { return set(4, 103)(b[:103]) }, ErrMessage},
 		{"ring", "another type", set(0, 18), ErrMessage},
 		{"ring", "reserved", set(103, 1), ErrMessage},
@@ -318,6 +343,9 @@ func FuzzDecode(f *testing.F) {
 		}
 		if r, err := DecodeRing(b); err == nil {
 			same("ring", r.Append(nil), nil)
+		}
+		if w, err := DecodeWindow(b); err == nil {
+			same("window", w.Append(nil), nil)
 		}
 		if h, err := DecodeHello(b); err == nil {
 			enc, err := h.Append(nil)

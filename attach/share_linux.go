@@ -166,13 +166,16 @@ func DecodeRange(b []byte) (Range, error) {
 
 // checkBounds checks the range of a message of type t.
 func checkBounds(t Type, va device.VA, size uint64) error {
-	if t == TypeRing || t == TypeUnring {
+	switch t {
+	case TypeRing, TypeUnring:
 		return checkWords(va, size)
+	case TypeWindow, TypeUnwindow:
+		return checkWindow(va, size)
 	}
 	return checkRange(va, size, 0)
 }
 
-// Shared answers a share, a ring, or a Range. The answer to a ring has type TypeRinged.
+// Shared answers a share, a Window, a ring, or a Range. The answer to a ring has type TypeRinged.
 type Shared struct {
 	Product  string
 	VA       device.VA
@@ -217,7 +220,7 @@ func DecodeShared(b []byte) (Shared, error) {
 		Answered: answered,
 	}
 	switch s.Answered {
-	case TypeShare, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeRing, TypeUnring:
+	case TypeShare, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeWindow, TypeUnwindow, TypeRing, TypeUnring:
 	default:
 		return Shared{}, fmt.Errorf("%w: answer to type %d", ErrValue, s.Answered)
 	}
@@ -251,6 +254,7 @@ type Registrar interface {
 type Handlers struct {
 	Sharer    Sharer    // nil: memory is accepted and ignored
 	Registrar Registrar // nil: userfaultfds are refused
+	Windower  Windower  // nil: memory windows are refused
 	Ringer    Ringer    // nil: rings are refused
 }
 
@@ -313,6 +317,24 @@ func (c *Conn) answer(b []byte, fds Descriptors, h *Handlers) error {
 				holes = fds[1]
 			}
 			err = h.Sharer.Share(s, fds[0], holes)
+		}
+	case TypeWindow, TypeUnwindow:
+		var w Window
+		w, err = DecodeWindow(b)
+		if err == nil && len(fds) != 0 {
+			err = fmt.Errorf("%w: a window with %d descriptors", ErrMessage, len(fds))
+		}
+		if err != nil {
+			return c.Refuse(CodeProtocol, head.Type, err.Error())
+		}
+		done.VA, done.Size = w.VA, w.Bytes
+		switch {
+		case h.Windower == nil:
+			return c.Refuse(CodeUnsupported, head.Type, "this pfd has no memory windows")
+		case head.Type == TypeWindow:
+			err = h.Windower.Window(w.MemoryWindow)
+		default:
+			err = h.Windower.CloseWindow(w.MemoryWindow)
 		}
 	case TypeRing:
 		var r Ring

@@ -266,7 +266,7 @@ func (s *session) wait() attach.Reason {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
-		switch err := s.conn.Hold(ctx, attach.Handlers{Sharer: s.sharer(), Registrar: s.registrar(), Ringer: ringer{s}}); {
+		switch err := s.conn.Hold(ctx, attach.Handlers{Sharer: s.sharer(), Registrar: s.registrar(), Windower: windower{s, ctx}, Ringer: ringer{s}}); {
 		case err == nil:
 			s.end(attach.ReasonClosed)
 		case ctx.Err() == nil:

@@ -5,5 +5,5 @@
 //   - pingpong sends a message back and forth between two processes.
 //   - scatter spreads a matrix over several processes, with gather lists and a
 //     completion queue.
-//   - c/exanet.c and c/put.c use libexanet.
+//   - c/exanet.c, c/put.c and c/chat.c use libexanet.
 package examples

@@ -167,7 +167,7 @@ out:
 /* refusal returns the error for a message that came instead of an answer. */
 static int refusal(const unsigned char *m, ssize_t n)
 {
-	static const int codes[] = { EIO, EPROTO, EPROTO, EOPNOTSUPP, ENODEV, EAGAIN, EDQUOT, EAGAIN, EPERM, EINVAL, EAGAIN, EIO, EINVAL };
+	static const int codes[] = { EIO, EPROTO, EPROTO, EOPNOTSUPP, ENODEV, EAGAIN, EDQUOT, EAGAIN, EPERM, EINVAL, EAGAIN, EIO, EINVAL, ENOENT, EDQUOT };
 	if (n < 0 && errno == EMFILE)
 		return fail(EMFILE, "descriptors that pfd sent did not arrive (a security module may forbid them)");
 	if (n <= 0)
@@ -204,18 +204,21 @@ static int answer(exanet *e, unsigned char *m, int type, ssize_t size, int *fds,
 	return 0;
 }
 
-/* question sends a message after WELCOME and waits for SHARED. */
-static int question(exanet *e, unsigned char *m, size_t size, int fd, int second)
+int question(exanet *e, unsigned char *m, size_t size, int fd, int second, int *got)
 {
 	unsigned char a[TEXT_SIZE];
 	int fds[8], nfds, result;
 	int type = get(m, 2);
+	const int want = got ? RINGED : SHARED;
 	pthread_mutex_lock(&e->messages);
 	if (!(result = message_send(e->socket, m, size, fd, second))) {
 		ssize_t n = message_receive(e->socket, a, sizeof a, fds, &nfds);
-		close_all(fds, nfds);
-		if (n != SHARED_SIZE || get(a, 2) != SHARED || (int)get(a + 88, 2) != type)
+		if (n != SHARED_SIZE || (int)get(a, 2) != want || (int)get(a + 88, 2) != type || nfds != !!got)
 			result = refusal(a, n);
+		if (got && !result)
+			*got = fds[0];
+		else
+			close_all(fds, nfds);
 	}
 	pthread_mutex_unlock(&e->messages);
 	return result;
@@ -449,6 +452,7 @@ static void release(exanet *e)
 	for (struct buffer *b; (b = e->buffers); free(b))
 		e->buffers = b->next;
 	forget_messages(e);
+	free_rings(e);
 	munmap(e->own, 4096);
 	free(e);
 }
@@ -556,8 +560,7 @@ void exanet_get_stats(const exanet *e, struct exanet_stats *s)
 		*s = (struct exanet_stats){ load64(p), load64(p + 8), load64(p + 16), load64(p + 24) };
 }
 
-/* bounds sends UNSHARE, REGISTER, UNREGISTER or INVALIDATE. */
-static int bounds(exanet *e, int type, void *address, size_t size, int fd)
+int bounds(exanet *e, int type, void *address, size_t size, int fd)
 {
 	UNCANCELLED;
 	unsigned char m[BOUNDS_SIZE];
@@ -566,7 +569,7 @@ static int bounds(exanet *e, int type, void *address, size_t size, int fd)
 	message(m, type, sizeof m);
 	put(m + 72, 8, (uintptr_t)address);
 	put(m + 80, 8, size);
-	return question(e, m, sizeof m, fd, -1);
+	return question(e, m, sizeof m, fd, -1, NULL);
 }
 
 /* sooner returns the result of a request that only makes access to memory faster. A device that sees all
@@ -590,11 +593,11 @@ static int share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 	const int watched = may ? watch(address, size) : -1;
 	put(m + 96, 4, (writable ? 1 : 0) | (watched < 0 ? 0 : 2));
 	put(m + 100, 2, *folio > 1 ? *folio : 0);
-	int error = question(e, m, sizeof m, fd, watched);
+	int error = question(e, m, sizeof m, fd, watched, NULL);
 	if (error == -EPROTO && *folio > 1) {
 		*folio = SINGLE_PFD;
 		put(m + 100, 2, 0);
-		error = question(e, m, sizeof m, fd, watched);
+		error = question(e, m, sizeof m, fd, watched, NULL);
 	}
 	if (watched >= 0) {
 		if (error)
@@ -603,7 +606,7 @@ static int share(exanet *e, void *address, size_t size, int fd, uint64_t offset,
 		/* An older pfd does not read a userfaultfd's events, and an munmap would wait for that. */
 		if (error == -EPROTO) {
 			put(m + 96, 4, writable ? 1 : 0);
-			error = question(e, m, sizeof m, fd, -1);
+			error = question(e, m, sizeof m, fd, -1, NULL);
 		}
 	}
 	error = sooner(e, error);
@@ -769,6 +772,20 @@ int exanet_free(exanet *e, void *p, size_t size)
 		return error;
 	buffer_at(e, p, true);
 	return munmap(p, whole(size)) ? fail(errno, "free a buffer: %m") : 0;
+}
+
+int make_shared(exanet *e, size_t size, void **made)
+{
+	int folio = 0, fd = make_memory(size);
+	if (fd < 0)
+		return -ENOMEM;
+	void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	int error = p == MAP_FAILED ? fail(errno, "memory to share: %m") : share(e, p, size, fd, 0, 1, &folio);
+	close(fd);
+	if (error && p != MAP_FAILED)
+		munmap(p, size);
+	*made = p;
+	return error;
 }
 
 /* make_words allocates the completion words of reads, under the lock. */

@@ -154,6 +154,22 @@ int exanet_send(exanet *, const struct exanet_remote *, const uint64_t *words, i
  * library keeps 1024 messages and drops further ones. */
 int exanet_receive(exanet *, struct exanet_message *, int timeout);
 
+/* Rings: descriptors to wait on, for poll(2), epoll(7) or another event loop of the program. A ring watches
+ * completion words in size bytes, whole words of 8 bytes, or with NULL and 0 the mailbox: messages, ends of
+ * this process's transfers, and completion words that no other ring watches. It is readable once something has
+ * come for it since exanet_ring or exanet_arm, and sometimes although nothing has. A process has at most 1024
+ * rings, 8 of them of the mailbox. -EBUSY: all are in use. -EINVAL: another ring watches some of the words, or
+ * the process can share no memory. -EDQUOT: the user has its share of rings. */
+int exanet_ring(exanet *, const void *words, size_t size, int *fd);
+/* Before each wait: empties the ring and lets pfd make it readable again. Only then look for what may have
+ * come, and wait if nothing has. -ENOTCONN: the attachment has ended. */
+int exanet_arm(exanet *, int fd);
+/* Ends a ring and closes its descriptor; do not close that otherwise. */
+int exanet_ring_close(exanet *, int fd);
+/* Returns the descriptor of a ring of the mailbox that the attachment keeps, always the same. exanet_close
+ * closes it and all others. */
+int exanet_fd(exanet *);
+
 /* Pages in memory of this process before a transfer needs it. */
 int exanet_prefetch(exanet *, void *, size_t, int write);
 /* Returns memory that is shared with the device, as a file of its own, and with method uffd registered. With

@@ -11,9 +11,9 @@
 #include "exanet.h"
 
 /* Messages (2). */
-enum { HELLO = 1, WELCOME, REFUSED, ENDED, SHARE, UNSHARE, SHARED, REGISTER, UNREGISTER, MEMORY_OFFER, MAPPED, HELPER, INVALIDATE = 14 };
+enum { HELLO = 1, WELCOME, REFUSED, ENDED, SHARE, UNSHARE, SHARED, REGISTER, UNREGISTER, MEMORY_OFFER, MAPPED, HELPER, INVALIDATE = 14, RING = 17, RINGED, UNRING };
 enum { HEADER = 72, HELLO_SIZE = 232, WELCOME_SIZE = 112, SHARE_SIZE = 104, BOUNDS_SIZE = 88, SHARED_SIZE = 96,
-       HELPER_SIZE = 80, TEXT_SIZE = 512, PROTOCOL = 2 };
+       HELPER_SIZE = 80, RING_SIZE = 104, TEXT_SIZE = 512, PROTOCOL = 2 };
 
 /* The memory (3). */
 enum { DOORBELL = 0x1000, PACKETIZER = 0x2000, PACKETIZER_CHANNEL = 0x400, PACKETIZER_SEND = 0x48, PACKETIZER_STATUS = 0x50,
@@ -30,6 +30,10 @@ enum { STATUS_ADDRESS = 2, STATUS_ABORTED = 9, STATUS_GONE = 10 };
 
 /* Packetizer channels: a fault never waits for a doorbell, and a message for none of them. */
 enum { SEND_DOORBELL, SEND_FAULT, SEND_READ, SEND_MESSAGE };
+
+/* Rings (11). */
+enum { RINGS = 1024, MAIL_RINGS = 8 };
+struct rings;
 
 enum { CHANNELS = 32, READS = 32, MAILBOX_PROCESS = 16, SLOTS = 16 };
 
@@ -105,6 +109,7 @@ struct exanet {
 	uint64_t dropped;	/* messages without room or of a reserved kind */
 	pthread_mutex_t sending;	/* guards left, and the packetizer channel of messages; taken before lock */
 	struct exanet_message left;	/* number, node, kind's index (count) of a message that pfd may not have read */
+	struct rings *rings;	/* NULL: there was none yet */
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	int64_t time_offset;	/* of CLOCK_MONOTONIC in the time namespace, ns */
 	uint64_t last;
@@ -208,6 +213,18 @@ int helper_start(exanet *, int *fds, int nfds);
 
 void message(unsigned char *m, int type, int size);
 ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int *nfds);
+
+/* question sends a message after WELCOME, with up to two descriptors (-1: none), and waits for its answer. got
+ * is for the descriptor of RINGED, NULL for another answer. bounds is a question of a range. */
+int question(exanet *, unsigned char *m, size_t size, int fd, int second, int *got);
+int bounds(exanet *, int type, void *address, size_t size, int fd);
+/* make_shared makes new memory and shares it, if pfd shares any with this process. */
+int make_shared(exanet *, size_t size, void **made);
+
+/* ring_message writes RING. */
+void ring_message(unsigned char *m, uint64_t address, uint64_t bytes, uint64_t arm);
+/* free_rings closes this process's descriptors of all rings. */
+void free_rings(exanet *);
 
 /* start_server starts a page-fault thread, with serving held: 0, or an errno. */
 int start_server(exanet *);

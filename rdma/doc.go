@@ -69,6 +69,8 @@
 //	_, err := ep.Write(ctx, rdma.WriteRequest{Src: data, Dst: remote, Queue: q, ID: 1})
 //	for t, err := range q.Finished(ctx) { … }
 //
+// A Ring waits in Go's poller, for words that peers write or for messages, and costs no thread.
+//
 // Endpoint, Transfer and Queue are safe for concurrent use.
 //
 // # Fork

@@ -38,6 +38,7 @@ func (v *View) Folios(va device.VA, pages int, write bool) (f Folios, ok bool) {
 	// or that page-in's to count.
 	f.own = set(s.coming, first, span(f.Pages))
 	f.There = s.inFile(first, f.Pages)
+	s.clear(first, f.own&^f.There) // they may have been punched out since they were entered
 	folio, page := uint64(s.folio), uint64(from)>>device.PageShift
 	for absent := f.Asked &^ f.There; absent != 0; {
 		i := uint64(bits.TrailingZeros64(absent))

@@ -73,7 +73,7 @@ func TestFolios(t *testing.T) {
 			want   string // pages of a folio, or words of why there is none
 		}{
 			{0, pagein.GUP, "hugepages-64kB/shmem_enabled"}, {16, pagein.GUP, "4"}, {64, pagein.GUP, "16"}, {64, pagein.Touch, "16"}, {256, pagein.GUP, "64"},
-			{64, pagein.Populate, "16"}, {64, pagein.UFFD, "method uffd"}, {64, pagein.GUP, "this pfd"},
+			{64, pagein.Populate, "16"}, {64, pagein.UFFD, "method uffd"}, {64, pagein.GUP, "this pfd"}, {64, pagein.GUP, "page tables"},
 		} {
 			t.Run(fmt.Sprint(strings.Join(flags, ""), c.kib, c.method, c.want), func(t *testing.T) {
 				foliotest.Set(t, c.kib)

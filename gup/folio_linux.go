@@ -24,8 +24,8 @@ func (g *Pager) folios(f *view.Folios, va device.VA, write bool) (r Result, ok b
 			g.hangs.leave(call)
 		}
 	}
-	entered, came := g.view.EnterFolios(f, permitted)
-	r.Came(f, entered, came)
+	entered := g.view.Enter(f.VA, f.Pages, permitted)
+	r.Entered(f, entered)
 	if hangs && r.Resident&1 == 0 {
 		r.Err = &Error{va, write, ErrHangs}
 		return r, true

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"testing"
 	"unsafe"
@@ -151,6 +152,25 @@ func TestFolios(t *testing.T) {
 			{"single pages", 0, func(t *testing.T, s *sharing) {
 				s.want(t, "one", s.fault(t, n), Result{Resident: 1, New: 1})
 				s.want(t, "all", s.PageIn(s.at(0), n, true), Result{Resident: span(n), New: span(n)})
+			}},
+			{"pages are punched out, and not all are needed", kib, func(t *testing.T, s *sharing) {
+				s.want(t, "all", s.PageIn(s.at(0), n, true), Result{Resident: span(n), New: span(n)})
+				if err := unix.Fallocate(s.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, page, 2*page); err != nil {
+					t.Fatal(err)
+				}
+				s.want(t, "one", s.fault(t, 1), Result{Resident: 1, New: 1})
+			}},
+			{"single pages, and another page-in", 0, func(t *testing.T, s *sharing) {
+				other, ok := s.v.Folios(s.at(0), n, true)
+				if !ok {
+					t.Fatal("not known to come in by folios")
+				}
+				r := s.PageIn(s.at(0), n, true)
+				s.v.Enter(other.VA, other.Pages, span(n))
+				if came := s.v.EndFolios(&other); r.Resident != span(n) || r.Err != nil || bits.OnesCount64(r.New)+bits.OnesCount64(came) != n {
+					t.Errorf("%+v, and the other has counted pages %#x: want %d in all", r, came, n)
+				}
+				s.want(t, "the next", s.PageIn(s.at(n), n, true), Result{Resident: span(n), New: span(n)})
 			}},
 			{"smaller folios", 8, func(t *testing.T, s *sharing) {
 				s.want(t, "all", s.PageIn(s.at(0), n, true), Result{Resident: span(n), New: span(n)})

@@ -48,18 +48,25 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	}
 	va = va.Page()
 	before, seen := g.p.Hint(va)
-	var touched Result // by a page-in of folios that has not brought in all
-	var there uint64   // before it
 	if g.view != nil && (pages > 1 || seen && !before.Present()) {
 		if f, ok := g.view.Folios(va, pages, write); ok {
-			if touched, ok = g.folios(&f, va, write); ok {
-				return touched
+			r, ok := g.folios(&f, va, write)
+			if !ok {
+				r = g.byTable(va, pages, write, before, seen)
+				g.view.Enter(va, bits.OnesCount64(f.Asked), r.Resident)
 			}
-			there = f.There >> bits.TrailingZeros64(f.Asked)
-		} else if r, ok := g.shared(va, pages, write, before); ok {
+			r.Came(&f, g.view.EndFolios(&f))
+			return r
+		}
+		if r, ok := g.shared(va, pages, write, before); ok {
 			return r
 		}
 	}
+	return g.byTable(va, pages, write, before, seen)
+}
+
+// byTable pages in through the process's page table. before is the entry of va, if it was seen.
+func (g *Pager) byTable(va device.VA, pages int, write bool, before proc.Entry, seen bool) Result {
 	m, err := g.p.Mapping(va)
 	if err != nil {
 		return Result{Err: &Error{va, write, err}}
@@ -115,7 +122,7 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	if err != nil {
 		return Result{Kind: kind, Err: &Error{va, write, err}}
 	}
-	r := Result{Kind: kind, Beside: touched.Beside}
+	r := Result{Kind: kind}
 	if errors.Is(errno, unix.EFAULT) {
 		for i, e := range entries[:n] {
 			if !e.Present() {
@@ -136,7 +143,7 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 			}
 		}
 	}
-	r.Since((was | there) &^ touched.New)
+	r.Since(was)
 	switch {
 	case r.Resident&1 == 0:
 		if r.Err = g.why(va, write, entries[0], errno); r.Err == nil {

@@ -78,11 +78,14 @@ type Result struct {
 	Beside   int    // pages that came in the same folios and were not asked for
 }
 
-// Came sets the pages of a Result: those of f that are entered in a view, and of these the ones that
-// the page-in has brought in.
-func (r *Result) Came(f *view.Folios, entered, came uint64) {
+// Entered sets Resident to those of the pages asked for that are entered in a view.
+func (r *Result) Entered(f *view.Folios, entered uint64) {
+	r.Resident = (entered & f.Asked) >> bits.TrailingZeros64(f.Asked)
+}
+
+// Came sets which pages the page-in has brought in.
+func (r *Result) Came(f *view.Folios, came uint64) {
 	first := bits.TrailingZeros64(f.Asked)
-	r.Resident, r.New = (entered&f.Asked)>>first, (came&f.Asked)>>first
-	r.There = (entered&f.There)>>first&1 != 0
+	r.New, r.There = (came&f.Asked)>>first, r.Resident&(f.There>>first)&1 != 0
 	r.Beside = bits.OnesCount64(came &^ f.Asked)
 }

@@ -723,7 +723,7 @@ static void *alloc(exanet *e, size_t size, bool folios)
 	}
 	b->private = fd < 0 && !unshared(e);
 	if (folios)
-		b->folio = e->info.method == EXANET_UFFD ? SINGLE_UFFD : fd < 0 ? SINGLE_PRIVATE : 1;
+		b->folio = e->info.method == EXANET_UFFD ? SINGLE_UFFD : !e->info.sva ? SINGLE_DEVICE : fd < 0 ? SINGLE_PRIVATE : 1;
 	p = b->folio > 0 ? map_folios(size, fd) :
 		mmap(NULL, size, PROT_READ | PROT_WRITE, (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, 0);
 	if (p == MAP_FAILED) {

@@ -177,9 +177,9 @@ int exanet_prefetch(exanet *, void *, size_t, int write);
  * file (ulimit -f, a seccomp filter). On failure it returns NULL: see exanet_error(). The memory is absent
  * until its first use, except under mlockall(2) with MCL_FUTURE. A forked child shares it and has no copy. */
 void *exanet_alloc(exanet *, size_t);
-/* Returns how many pages of memory of exanet_alloc come in together at the first touch of one: 1 without
- * EXANET_FOLIOS. -EOPNOTSUPP: single pages, although the attachment has that flag; exanet_error() says why. The
- * memory can be used all the same. */
+/* Returns how many pages of the memory that exanet_alloc returned come in together at the first touch of one:
+ * 1 without EXANET_FOLIOS. -EOPNOTSUPP: single pages, although the attachment has that flag; exanet_error()
+ * says why. The memory can be used all the same. -EINVAL: exanet_alloc has not returned the address. */
 int exanet_folio(exanet *, const void *);
 /* The memory must not be mapped over before. If exanet_free fails, the memory stays. */
 int exanet_free(exanet *, void *, size_t);

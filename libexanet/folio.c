@@ -52,14 +52,17 @@ int exanet_folio(exanet *e, const void *p)
 {
 	static const char *const why[] = {
 		[-SINGLE_KERNEL] = "the kernel has none for this memory (CONFIG_TRANSPARENT_HUGEPAGE), or it is locked (mlockall)",
-		[-SINGLE_SETTING] = "the kernel allows none of its size in shared memory: that needs Linux 6.11 and a setting, such as echo advise >/sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled (exanetctl doctor)",
+		[-SINGLE_SETTING] = "no folio that the kernel allows fits in this shared memory (exanetctl doctor shows their sizes): those of 64 KiB need Linux 6.11 and a setting, echo advise >/sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled",
 		[-SINGLE_UFFD] = "method uffd fills single pages: attach with another method",
 		[-SINGLE_PRIVATE] = "this process could not create shared memory (ulimit -f, a seccomp filter)",
 		[-SINGLE_PFD] = "this pfd does not support folios: use a newer one",
+		[-SINGLE_DEVICE] = "the device does not use the page tables of processes",
 	};
 	UNCANCELLED;
 	if (inherited(e))
 		return refuse_child(e);
 	const int folio = buffer_at(e, p, false).folio;
+	if (!folio && e->flags & EXANET_FOLIOS)
+		return fail(EINVAL, "no memory of exanet_alloc begins at %p", p);
 	return folio >= 0 ? folio + !folio : fail(EOPNOTSUPP, "memory comes in by single pages, not by folios: %s", why[-folio]);
 }

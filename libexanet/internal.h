@@ -48,7 +48,7 @@ struct buffer {
 };
 
 /* Reasons for single pages. Values are defined by this project. */
-enum { SINGLE_KERNEL = -1, SINGLE_SETTING = -2, SINGLE_UFFD = -3, SINGLE_PRIVATE = -4, SINGLE_PFD = -5 };
+enum { SINGLE_KERNEL = -1, SINGLE_SETTING = -2, SINGLE_UFFD = -3, SINGLE_PRIVATE = -4, SINGLE_PFD = -5, SINGLE_DEVICE = -6 };
 
 struct read {
 	bool open, cancelled;

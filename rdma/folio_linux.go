@@ -43,8 +43,8 @@ func folioOf(fd int, b []byte) (int, error) {
 	if pages := int(hole) / device.PageSize; pages > 1 {
 		return min(1<<(bits.Len(uint(pages))-1), attach.MaxFolio), nil
 	}
-	return 1, fmt.Errorf("%w: the kernel allows none for shared memory of %d bytes: it needs Linux 6.11 and a setting, "+
-		"such as %s (exanetctl doctor)", ErrFolios, len(b), folios.SharedLine)
+	return 1, fmt.Errorf("%w: no folio that the kernel allows fits in shared memory of %d bytes (exanetctl doctor shows their sizes): "+
+		"those of 64 KiB need Linux 6.11 and a setting, %s", ErrFolios, len(b), folios.SharedLine)
 }
 
 // single returns why no memory of this endpoint comes in by folios.
@@ -52,5 +52,5 @@ func (e *Endpoint) single() error {
 	if e.welcome.Method == MethodUFFD {
 		return fmt.Errorf("%w: method uffd fills single pages: attach with another method", ErrFolios)
 	}
-	return fmt.Errorf("%w: pfd brings them in for the device, which does not use the page tables of processes", ErrFolios)
+	return fmt.Errorf("%w: the device does not use the page tables of processes", ErrFolios)
 }

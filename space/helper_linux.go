@@ -1,7 +1,6 @@
 package space
 
 import (
-	"math/bits"
 	"slices"
 
 	"github.com/exanet/pfd/space/memport"
@@ -72,13 +71,7 @@ func (h *helper) settle(r *request) *Op {
 	case Move, Words:
 		op.Moved, op.Err = r.Moved, r.Err
 	default:
-		touched := op.Paged // by a touch of folios that has not brought in all
 		op.Paged = r.PageIn
-		if f := &op.folios; f.Pages > 0 {
-			was := op.Paged.Resident&^op.Paged.New | f.There>>bits.TrailingZeros64(f.Asked)
-			op.Paged.Since(was &^ touched.New)
-			op.Paged.Beside = touched.Beside
-		}
 	}
 	r.op = nil
 	h.free = append(h.free, r)

@@ -18,7 +18,7 @@ type View interface {
 	Window(va device.VA, pages int, write bool) (at device.VA, n int, ok bool)
 	Shares(va device.VA, pages int, write bool) (start device.VA, n int)
 	Folios(va device.VA, pages int, write bool) (f view.Folios, ok bool)
-	EnterFolios(f *view.Folios, permitted uint64) (entered, came uint64)
+	EndFolios(f *view.Folios) (came uint64)
 	InFile(va device.VA, pages int) (there uint64, folios bool)
 	Enter(va device.VA, pages int, there uint64) (entered uint64)
 	Look(va device.VA, pages int) (absent uint64)
@@ -33,6 +33,7 @@ const (
 	looking                   // walk of the file
 	filling                   // page-in into the file
 	touching                  // touch of absent folios by the other Space, then a step that enters them
+	singly                    // page-in of the pages that have not come by the other Space, then such a step
 )
 
 type shared struct {
@@ -88,7 +89,7 @@ func (s *shared) Run(op *Op) {
 		there, new := s.view.PageIn(op.VA, op.Pages, op.Write)
 		op.Paged = gup.Result{Resident: there}
 		op.Paged.Since(there &^ new)
-	case touching:
+	case touching, singly:
 		s.came(op)
 	case entering:
 		if s.Space.Run(op); op.Err != nil {
@@ -105,11 +106,25 @@ func (s *shared) Run(op *Op) {
 	}
 }
 
-// came ends a page-in of folios.
+// came enters the pages of a page-in of folios, and ends it unless another follows.
 func (s *shared) came(op *Op) {
-	entered, came := s.view.EnterFolios(&op.folios, ^uint64(0))
-	op.Paged.Came(&op.folios, entered, came)
-	op.Paged.Err = nil // if a page has not come, the page-in that follows says why
+	f := &op.folios
+	if op.stage == singly {
+		s.view.Enter(op.VA, bits.OnesCount64(f.Asked), op.Paged.Resident)
+	} else {
+		op.Paged.Entered(f, s.view.Enter(f.VA, f.Pages, ^uint64(0)))
+		op.Paged.Err = nil // if a page has not come, the page-in that follows says why
+		if !op.whole() {
+			return
+		}
+	}
+	op.Paged.Came(f, s.view.EndFolios(f))
+}
+
+// whole reports whether a page-in of folios that the file had, or that were touched, needs no other.
+func (op *Op) whole() bool {
+	f := &op.folios
+	return op.Paged.Resident == f.Asked>>bits.TrailingZeros64(f.Asked) || op.stage == filling && op.Paged.Resident&1 != 0
 }
 
 // access performs a walk or a move through the view, and reports whether it has succeeded. If a walk
@@ -154,30 +169,38 @@ func (s *shared) Next(op *Op, now int64) Step {
 			op.stage = 0
 		}
 	case filling:
-		if op.folios.Touch != 0 {
+		switch {
+		case op.folios.Touch != 0:
 			op.stage = touching
-			return enters(op, s.Space.Start(op, now, false))
-		}
-		if op.Paged.Resident&1 != 0 {
+		case op.Paged.Resident&1 != 0:
 			return Over
+		default: // in swap, or nothing fills the page: the other Space pages it in
+			op.again()
 		}
-		op.stage = 0 // in swap, or nothing fills the page: the other Space pages it in
 	case touching:
-		if f := &op.folios; op.Paged.Resident == f.Asked>>bits.TrailingZeros64(f.Asked) {
+		if op.whole() {
 			return Over
 		}
-		op.stage, op.folios.Touch = 0, 0 // they came one by one, or a page cannot be touched
-	case entering, looking:
+		op.again() // they came one by one, or a page cannot be touched
+	case entering, looking, singly:
 		return Over
 	default:
 		return s.Space.Next(op, now)
 	}
-	return s.Space.Start(op, now, false)
+	return enters(op, s.Space.Start(op, now, false))
 }
 
-// enters returns the step that follows: after a touch its pages are entered.
+// again makes the other Space page in what has not come.
+func (op *Op) again() {
+	op.stage, op.folios.Touch = 0, 0
+	if op.folios.Pages > 0 {
+		op.stage = singly
+	}
+}
+
+// enters returns the step that follows: pages of folios are entered.
 func enters(op *Op, step Step) Step {
-	if op.stage == touching && step == Over {
+	if (op.stage == touching || op.stage == singly) && step == Over {
 		return Run
 	}
 	return step

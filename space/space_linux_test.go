@@ -2,6 +2,7 @@ package space_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -73,7 +74,7 @@ func (f *file) Enter(device.VA, int, uint64) uint64 {
 
 func (f *file) Folios(device.VA, int, bool) (view.Folios, bool) { return view.Folios{}, false }
 
-func (f *file) EnterFolios(*view.Folios, uint64) (entered, came uint64) { return 0, 0 }
+func (f *file) EndFolios(*view.Folios) (came uint64) { return 0 }
 
 func (f *file) InFile(device.VA, int) (there uint64, folios bool) { return 0, false }
 
@@ -150,17 +151,26 @@ func TestShared(t *testing.T) {
 // folios is a file that comes in by folios of 16 pages.
 type folios struct {
 	*file
-	touch uint64 // as Folios returns it
-	comes uint64 // pages that a touch brings in
+	touch  uint64 // as Folios returns it
+	comes  uint64 // pages that a touch brings in
+	others uint64 // pages that another page-in counts
 }
 
 func (f *folios) Folios(va device.VA, _ int, _ bool) (view.Folios, bool) {
 	return view.Folios{VA: va - 1<<12, Pages: 16, Asked: 6, Touch: f.touch}, true
 }
 
-func (f *folios) EnterFolios(*view.Folios, uint64) (entered, came uint64) {
-	f.log = append(f.log, "enter folios")
-	return f.comes, f.comes
+func (f *folios) Enter(_ device.VA, pages int, _ uint64) (entered uint64) {
+	f.log = append(f.log, fmt.Sprint("enter ", pages))
+	if pages == 2 { // after a page-in of these alone
+		f.comes |= 6
+	}
+	return f.comes
+}
+
+func (f *folios) EndFolios(*view.Folios) (came uint64) {
+	f.log = append(f.log, "end")
+	return f.comes &^ f.others
 }
 
 // elsewhere is a Space whose operations another process performs.
@@ -192,17 +202,20 @@ func (e *elsewhere) Poll(_ int64, next func(*space.Op, space.Step)) bool {
 // the pages themselves if they have not come.
 func TestSharedFolios(t *testing.T) {
 	for _, tt := range []struct {
-		name         string
-		touch, comes uint64
-		log          []string
-		want         gup.Result
+		name                 string
+		touch, comes, others uint64
+		log                  []string
+		want                 gup.Result
 	}{
-		{"the file has them", 0, 6, []string{"enter folios"}, gup.Result{Resident: 3, New: 3}},
-		{"a folio comes", 2, 0xffff, []string{"ask", "enter folios"}, gup.Result{Resident: 3, New: 3, Beside: 14}},
-		{"single pages come", 2, 2, []string{"ask", "enter folios", "ask"}, gup.Result{Resident: 3, New: 3}},
+		{"the file has them", 0, 6, 0, []string{"enter 16", "end"}, gup.Result{Resident: 3, New: 3}},
+		{"the file has the first", 0, 2, 0, []string{"enter 16", "end"}, gup.Result{Resident: 1, New: 1}},
+		{"the file has none, but in swap", 0, 0, 0, []string{"enter 16", "ask", "enter 2", "end"}, gup.Result{Resident: 3, New: 3}},
+		{"a folio comes", 2, 0xffff, 0, []string{"ask", "enter 16", "end"}, gup.Result{Resident: 3, New: 3, Beside: 14}},
+		{"single pages come", 2, 2, 0, []string{"ask", "enter 16", "ask", "enter 2", "end"}, gup.Result{Resident: 3, New: 3}},
+		{"another page-in counts one", 2, 2, 4, []string{"ask", "enter 16", "ask", "enter 2", "end"}, gup.Result{Resident: 3, New: 1}},
 	} {
 		m := &memory{}
-		s := space.NewShared(&folios{&file{memory: m, window: true}, tt.touch, tt.comes}, &elsewhere{memory: m}, true)
+		s := space.NewShared(&folios{&file{memory: m, window: true}, tt.touch, tt.comes, tt.others}, &elsewhere{memory: m}, true)
 		op := &space.Op{Kind: space.PageIn, Write: true, VA: 0x12345000, Pages: 2}
 		over := false
 		next := func(op *space.Op, step space.Step) {

@@ -69,7 +69,7 @@ func privateFolio(b []byte) (int, error) {
 		return 1, fmt.Errorf("%w: a touch of the memory: %w", rdma.ErrFolios, err)
 	}
 	if n < 2 {
-		return 1, fmt.Errorf("%w: the kernel allows none for private memory of %d bytes: it needs Linux 6.8 and a setting, such as %s (exanetctl doctor)", rdma.ErrFolios, len(b), folios.PrivateLine)
+		return 1, fmt.Errorf("%w: no folio that the kernel allows fits in private memory of %d bytes (exanetctl doctor shows their sizes): those of 64 KiB need Linux 6.8 and a setting, %s", rdma.ErrFolios, len(b), folios.PrivateLine)
 	}
 	return n, nil
 }

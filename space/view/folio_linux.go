@@ -18,7 +18,7 @@ func (s *share) around(va device.VA, pages, block int) (from, to device.VA) {
 	return from, to
 }
 
-// Folios begins a page-in of 1 to 64 pages from the one of va on, which EnterFolios ends. ok is
+// Folios begins a page-in of 1 to 64 pages from the one of va on, which EndFolios ends. ok is
 // false if the pages are not shared, or are not known to come in together.
 func (v *View) Folios(va device.VA, pages int, write bool) (f Folios, ok bool) {
 	if !v.mu.TryRLock() {
@@ -48,17 +48,17 @@ func (v *View) Folios(va device.VA, pages int, write bool) (f Folios, ok bool) {
 	return f, true
 }
 
-// EnterFolios ends a page-in. It enters those of the pages that the file has now and that are
-// permitted, and returns them, and those of them that this page-in has brought in.
-func (v *View) EnterFolios(f *Folios, permitted uint64) (entered, came uint64) {
-	entered = v.Enter(f.VA, f.Pages, permitted)
-	if v.mu.TryRLock() {
-		if s, at := v.find(f.VA, f.Pages<<device.PageShift, false); s != nil && s.folio > 1 {
-			unset(s.coming, at>>device.PageShift, f.own)
-		}
-		v.mu.RUnlock()
+// EndFolios ends a page-in, and returns the pages that it has brought in and that are entered. It
+// waits while the list changes: a page that stays marked as coming is never counted again.
+func (v *View) EndFolios(f *Folios) (came uint64) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if s, at := v.find(f.VA, f.Pages<<device.PageShift, false); s != nil && s.folio > 1 {
+		first := at >> device.PageShift
+		came = s.bits(first, f.Pages) & f.own &^ f.There
+		unset(s.coming, first, f.own)
 	}
-	return entered, entered & f.own &^ f.There
+	return came
 }
 
 // InFile returns those of 1 to 64 pages from the one of va on that the file has, if the memory comes

@@ -19,6 +19,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/yield"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
 )
 
@@ -173,6 +174,9 @@ type Endpoint struct {
 
 	asking  sync.Mutex  // one memory request at a time
 	answers chan answer // to it
+
+	layering sync.Mutex // guards layers
+	layers   map[mailbox.Kind]any
 
 	over     chan struct{} // closed when the attachment has ended
 	workers  sync.WaitGroup

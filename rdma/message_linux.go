@@ -23,6 +23,7 @@ type messages struct {
 	// channels are the packetizer's channels that carry a message whose STATUS is not read yet:
 	// nothing else may use them.
 	channels [faultSend]sentMessage
+	posted   atomic.Bool // the Send of one of them has returned
 	handled  map[mailbox.Kind]bool
 }
 
@@ -57,7 +58,7 @@ func (e *Endpoint) Send(ctx context.Context, to Remote, words ...uint64) (number
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	c, number, err := e.publish(&to, words)
+	c, number, err := e.publish(&to, words, false)
 	if err == nil && c < 0 {
 		c, number, err = e.publishLater(ctx, to, words)
 	}
@@ -75,6 +76,7 @@ func (e *Endpoint) Send(ctx context.Context, to Remote, words ...uint64) (number
 	m := &e.messages.channels[c]
 	if err != nil {
 		m.left = true
+		e.messages.posted.Store(true)
 		return number, fmt.Errorf("message %d waits for pfd: %w", number, err)
 	}
 	m.number = 0
@@ -95,7 +97,7 @@ func (e *Endpoint) checkMessage(to *Remote, words []uint64) error {
 		return fmt.Errorf("the first word is %#x: its bits [23:18] are kind %d, which is reserved", words[0], mailbox.KindOf(words[0]))
 	case to.Interface == 0:
 		return fmt.Errorf("%w: it does not name its process's interface: take the text of a process of this version", ErrRemote)
-	case to.Node == w.Node && to.Interface == w.Interface && to.Generation == w.Generation:
+	case to.Node == w.Node && to.Interface == w.Interface && (to.Generation == w.Generation || to.Generation == 0):
 		return errors.New("a message to its own sender")
 	}
 	return to.check()
@@ -106,7 +108,7 @@ func (e *Endpoint) publishLater(ctx context.Context, to Remote, words []uint64) 
 	words = slices.Clone(words) // the caller's may stay on its stack
 	// pfd reports that it has read a message, but not a doorbell.
 	ended := e.waitUntil(ctx, notifyFirstPause, notifyLastPause, func() bool {
-		c, number, err = e.publish(&to, words)
+		c, number, err = e.publish(&to, words, false)
 		return c >= 0 || err != nil
 	})
 	switch {
@@ -124,8 +126,8 @@ func (e *Endpoint) waitTaken(ctx context.Context, c int) error {
 }
 
 // publish writes a message to a channel of the packetizer, and returns the channel; it is negative
-// if all are taken.
-func (e *Endpoint) publish(to *Remote, words []uint64) (c int, number uint32, err error) {
+// if all are taken. With left nobody waits for the channel.
+func (e *Endpoint) publish(to *Remote, words []uint64, left bool) (c int, number uint32, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.goneLocked(); err != nil {
@@ -139,7 +141,10 @@ func (e *Endpoint) publish(to *Remote, words []uint64) (c int, number uint32, er
 	for c := faultSend - 1; c >= firstMessage; c-- {
 		if e.sendLocked(c, destination, send, words) {
 			b.box(kind).last = number
-			b.channels[c] = sentMessage{number: number, node: to.Node, kind: kind}
+			b.channels[c] = sentMessage{number: number, node: to.Node, kind: kind, left: left}
+			if left {
+				b.posted.Store(true)
+			}
 			e.kickLocked()
 			return c, number, nil
 		}
@@ -167,6 +172,7 @@ func (e *Endpoint) sendLocked(c int, destination uint64, number uint16, words []
 // settleMessagesLocked frees the channels of messages whose Send has returned and that pfd has
 // read since.
 func (e *Endpoint) settleMessagesLocked() {
+	posted := false
 	for c := range e.messages.channels {
 		m := &e.messages.channels[c]
 		if !m.left {
@@ -174,6 +180,7 @@ func (e *Endpoint) settleMessagesLocked() {
 		}
 		switch e.pages.SendStatus(c) {
 		case device.PktzBusy:
+			posted = true
 			continue
 		case device.PktzRefused:
 			e.messages.refuse(e.messages.box(m.kind), m.number, m.node)
@@ -181,6 +188,7 @@ func (e *Endpoint) settleMessagesLocked() {
 		}
 		*m = sentMessage{}
 	}
+	e.messages.posted.Store(posted)
 }
 
 // count stores the number of waiting messages and refusals.
@@ -237,7 +245,7 @@ func (e *Endpoint) receive(ctx context.Context, k mailbox.Kind) (m Message, err 
 // nextMessage takes the next message of a kind. It takes no lock if none waits.
 func (e *Endpoint) nextMessage(k mailbox.Kind) (Message, bool) {
 	b := &e.messages
-	if b.waiting.Load() == 0 && !e.pages.HasMail() {
+	if b.waiting.Load() == 0 && !b.posted.Load() && !e.pages.HasMail() {
 		return Message{}, false
 	}
 	e.mu.Lock()
@@ -253,21 +261,9 @@ func (e *Endpoint) nextMessage(k mailbox.Kind) (Message, bool) {
 // their arrival, until the attachment ends. It is for the module's own packages: a program's
 // messages have kind 0, which Receive returns. Errors match ErrRequest, ErrClosed or ErrGone.
 func (e *Endpoint) Handle(k mailbox.Kind, f func(Message)) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	b := &e.messages
-	switch err := e.goneLocked(); {
-	case err != nil:
-		return fmt.Errorf("handling messages: %w", err)
-	case k == mailbox.KindProgram || !k.Valid():
-		return fmt.Errorf("handling messages: %w: kind %d has no handler", ErrRequest, k)
-	case b.handled[k]:
-		return fmt.Errorf("handling messages: %w: kind %d has a handler already", ErrRequest, k)
+	if err := e.claimKind(k); err != nil {
+		return err
 	}
-	if b.handled == nil {
-		b.handled = map[mailbox.Kind]bool{}
-	}
-	b.handled[k] = true
 	e.workers.Go(func() {
 		for {
 			m, err := e.receive(context.Background(), k)

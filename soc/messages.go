@@ -194,7 +194,11 @@ func (n *Node) admitted(m int, f *wire.Frame) int {
 		return -1
 	}
 	own := device.PDID(cfg & device.PDIDMask)
-	slot := n.dma.SlotOf(own, f.DstGeneration)
+	generation := f.DstGeneration
+	if generation == 0 && f.SrcPDID != 0 {
+		generation = n.wired(m) // the sender knows the mailbox only
+	}
+	slot := n.dma.SlotOf(own, generation)
 	if slot >= 0 && f.SrcPDID != 0 && f.SrcPDID != own && !slices.Contains(n.dma.Domain(slot).Peers[:], f.SrcPDID) &&
 		!n.windows.Sets[slot].Grants(f.SrcPDID, device.RightMessages) {
 		return -1

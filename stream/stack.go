@@ -1,0 +1,295 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/rdma"
+)
+
+// stack is the streams of one endpoint. Its lock guards everything of them but the bytes in rings
+// and copies.
+type stack struct {
+	ep    *rdma.Endpoint
+	began time.Time
+	pump  *pump
+
+	mu        sync.Mutex
+	h         *host
+	memory    memories
+	listeners map[uint32]*Listener
+	parked    int  // goroutines that wait for an event
+	spinning  bool // one of them spins
+	err       error
+	// sent are the last messages of kinds 12 and 13, by their numbers.
+	sent [2][256]sentMessage
+}
+
+type sentMessage struct {
+	number uint32
+	e      *end
+	n      uint64 // of the span
+}
+
+// stackOf returns the streams of an endpoint.
+func stackOf(ep *rdma.Endpoint) (*stack, error) {
+	l, err := ep.Layer(func() (any, error) {
+		s := &stack{ep: ep, began: time.Now(), memory: memories{ep: ep}, listeners: map[uint32]*Listener{}}
+		s.h = newHost(s, s)
+		i := ep.Info()
+		s.h.node, s.h.iface, s.h.generation = i.Node, uint8(i.Interface), i.Generation
+		s.pump = newPump(ep)
+		go s.run()
+		return s, nil
+	}, mailbox.KindConnection, mailbox.KindStream)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*stack), nil
+}
+
+func (s *stack) now() int64 { return int64(time.Since(s.began)) }
+
+// run moves the connections on until the attachment ends.
+func (s *stack) run() {
+	for {
+		s.mu.Lock()
+		next := s.step()
+		stale := s.memory.stale
+		s.memory.stale = nil
+		asleep := s.parked > 0
+		s.mu.Unlock()
+		if len(stale) > 0 {
+			again := discard(stale)
+			s.mu.Lock()
+			s.memory.rings = append(s.memory.rings, again...)
+			s.mu.Unlock()
+		}
+		err := s.pump.wait(asleep, time.Duration(next-s.now()), func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			next = s.step()
+			return s.parked == 0 || len(s.memory.stale) > 0
+		})
+		if err != nil {
+			s.end(err)
+			return
+		}
+	}
+}
+
+// step does everything that is due. It returns when something is due next.
+func (s *stack) step() (next int64) {
+	s.mail()
+	now := s.now()
+	next = never
+	for _, e := range s.h.ends {
+		s.h.poll(now, e)
+		connOf(e).signal()
+		next = min(next, e.deadline())
+	}
+	return min(next, s.h.watch(now))
+}
+
+// mailAtOnce bounds the messages of a kind that are taken before anything else is done. Defined
+// by this project.
+const mailAtOnce = 256
+
+// mail takes the messages that have arrived.
+func (s *stack) mail() {
+	for _, k := range []mailbox.Kind{mailbox.KindConnection, mailbox.KindStream} {
+		for range mailAtOnce {
+			m, ok := s.ep.Take(k)
+			if !ok {
+				break
+			}
+			s.message(k, &m)
+		}
+	}
+}
+
+func (s *stack) message(k mailbox.Kind, m *rdma.Message) {
+	now, from := s.now(), source{m.Node, m.Interface, m.PDID}
+	switch {
+	case m.Refused != 0:
+		t := s.sentAs(k, m.Refused)
+		if t.number != m.Refused || t.e == nil || s.h.ends[t.e.id] != t.e {
+			return
+		}
+		if k == mailbox.KindStream {
+			t.e.shortRefused(now, t.n)
+		} else if t.e.dialing() {
+			t.e.askRefused(now)
+		}
+		s.h.poll(now, t.e)
+		connOf(t.e).signal()
+	case k == mailbox.KindStream:
+		if e := s.h.short(now, from, m.Words[:m.N]); e != nil {
+			connOf(e).signal()
+		}
+	default:
+		s.h.connection(now, from, m.Words[:m.N]) // step signals
+	}
+}
+
+func (s *stack) sentAs(k mailbox.Kind, number uint32) *sentMessage {
+	of := &s.sent[k-mailbox.KindStream]
+	return &of[number%uint32(len(of))]
+}
+
+// end resets all connections: the attachment has ended.
+func (s *stack) end(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+	for _, e := range s.h.ends {
+		e.gone(s.now(), fmt.Errorf("%w: %w", syscall.ECONNRESET, err))
+		s.h.poll(s.now(), e)
+		connOf(e).signal()
+	}
+	for _, l := range s.listeners {
+		l.w.signal(s)
+	}
+	s.release()
+}
+
+// release frees the memory when the attachment has ended and no connection uses it any more.
+func (s *stack) release() {
+	if s.err != nil && s.memory.lent == 0 {
+		s.memory.free()
+	}
+}
+
+// remote names the process of a peer.
+func remote(p peer, va device.VA, size uint64) rdma.Remote {
+	return rdma.Remote{Node: p.node, PDID: p.pdid, Generation: p.generation, Interface: p.iface, VA: va, Len: size}
+}
+
+func (s *stack) post(e *end, m *message) bool {
+	m.generation = s.h.generation
+	words := m.encode()
+	number, err := s.ep.Post(remote(e.peer, 0, 1), words[:]...)
+	if err != nil {
+		return false
+	}
+	*s.sentAs(mailbox.KindConnection, number) = sentMessage{number: number, e: e}
+	return true
+}
+
+func (s *stack) short(e *end, n uint64, words []uint64) bool {
+	number, err := s.ep.Post(remote(e.peer, 0, 1), words...)
+	if err != nil {
+		return false
+	}
+	*s.sentAs(mailbox.KindStream, number) = sentMessage{number: number, e: e, n: n}
+	return true
+}
+
+func (s *stack) write(e *end, n, offset uint64, size uint32, first, last uint64) bool {
+	c := connOf(e)
+	w := rdma.WriteRequest{Notify: &rdma.Notification{VA: e.remote.words + device.VA(n%slots*slotBytes), First: first, Last: last}}
+	if size == 0 {
+		w.Src, w.Dst = c.area.ownBeat(), remote(e.peer, e.remote.words+beatAt, 8)
+	} else {
+		w.Src = e.copy[offset%uint64(len(e.copy)):][:size]
+		w.Dst, w.Offset = remote(e.peer, e.remote.ring, uint64(e.remote.size)), offset%uint64(e.remote.size)
+	}
+	return s.start(&w, &c.writes[n%slots])
+}
+
+func (s *stack) credit(e *end, first, last uint64) bool {
+	c := connOf(e)
+	return s.start(&rdma.WriteRequest{
+		Src: c.area.ownBeat(), Dst: remote(e.peer, e.remote.words+beatAt, 8), Urgent: true,
+		Notify: &rdma.Notification{VA: e.remote.words + creditAt, First: first, Last: last},
+	}, &c.credit)
+}
+
+// flight is a write in flight, or one that could not begin.
+type flight struct {
+	t   *rdma.Transfer
+	err error
+}
+
+// start begins a write; false: all channels are taken.
+func (s *stack) start(w *rdma.WriteRequest, f *flight) bool {
+	t, err := s.ep.Write(context.Background(), *w)
+	if errors.Is(err, rdma.ErrBusy) {
+		return false
+	}
+	*f = flight{t, err}
+	return true
+}
+
+func (s *stack) landed(e *end, n uint64) (bool, error) { return connOf(e).writes[n%slots].landed() }
+func (s *stack) credited(e *end) (bool, error)         { return connOf(e).credit.landed() }
+
+func (f *flight) landed() (bool, error) {
+	if f.t != nil {
+		if !f.t.Poll().Final() {
+			return false, nil
+		}
+		f.err = f.t.Err()
+	}
+	err := f.err
+	if errors.Is(err, rdma.ErrDomain) {
+		err = fmt.Errorf("%w: %w", errEnded, err)
+	}
+	*f = flight{}
+	return true, err
+}
+
+func (s *stack) slot(e *end, i int) (first, last uint64) { return connOf(e).area.pair(i * slotBytes) }
+
+func (s *stack) credits(e *end) (first, last, beat uint64) {
+	a := &connOf(e).area
+	first, last = a.pair(creditAt)
+	return first, last, a.word(beatAt)
+}
+
+func (s *stack) abort(e *end) {
+	c := connOf(e)
+	for i := range c.writes {
+		c.writes[i].abort()
+	}
+	c.credit.abort()
+}
+
+func (f *flight) abort() {
+	if f.t != nil {
+		_ = f.t.Abort() // fails if the attachment has ended, and every transfer with it
+	}
+}
+
+func (s *stack) equip(e *end) error {
+	a, err := s.memory.get()
+	if err != nil {
+		return err
+	}
+	c := &Conn{s: s, e: e, area: a}
+	c.init()
+	e.mem, e.copy, e.r.ring = c, a.copy(), a.ring()
+	e.self = remoteEnd{ring: rdma.VAOf(a.ring()), size: ringSize, words: rdma.VAOf(a.words)}
+	return nil
+}
+
+func (s *stack) put(e *end, retired bool) {
+	c := connOf(e)
+	c.over, c.retired = true, retired
+	c.leave(0)
+}
+
+func (s *stack) arrived(port uint32, e *end) {
+	if l := s.listeners[port]; l != nil {
+		l.queue = append(l.queue, connOf(e))
+		l.w.signal(s)
+	}
+}
+
+func connOf(e *end) *Conn { return e.mem.(*Conn) }

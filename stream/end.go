@@ -174,10 +174,14 @@ func (e *end) settle(now int64) {
 			failed = errors.Join(failed, err)
 		}
 	}
-	if failed != nil && !e.peerShut {
-		if e.doubtful = true; errors.Is(failed, errEnded) {
-			e.vanished = failed
-		}
+	if failed == nil {
+		return
+	}
+	e.doubtful = true
+	if errors.Is(failed, errEnded) {
+		e.vanished = failed
+	}
+	if !e.peerShut { // else it has consumed all that it will
 		e.fail(now, fmt.Errorf("%w: %w", syscall.ECONNRESET, failed))
 	}
 }
@@ -260,7 +264,9 @@ func (e *end) consume(now int64, n int) {
 
 // tell writes a credit if one is due.
 func (e *end) tell(now int64) {
-	if c, due := e.r.creditDue(now); due && !e.peerShut && !e.deaf {
+	if e.peerShut || e.deaf {
+		e.r.due = never
+	} else if c, due := e.r.creditDue(now); due {
 		e.writeCredit(now, c)
 	}
 }
@@ -304,7 +310,7 @@ func (e *end) finish(now int64) {
 		e.lost = e.lost || !e.peerShut && now-e.asked >= askFor
 		return
 	}
-	if !e.closed && e.err == nil && !e.peerShut || e.s.flying() || e.r.flying {
+	if !e.closed && e.err == nil && !e.peerShut || e.flying() {
 		return
 	}
 	if e.err == nil && !e.peerShut && !e.s.finished() || !e.r.told.reset && !e.peerShut && !e.deaf && !e.dialing() {
@@ -350,19 +356,23 @@ func (e *end) peerShutdown(now int64, flags uint8) {
 	if !e.dialing() && e.err == nil {
 		e.load(now)
 	}
+	known := e.peerShut
 	e.peerShut = true
 	e.peerDoubtful = e.peerDoubtful || flags&flagDoubtful != 0
 	e.s.stopped = true
-	if flags&flagReset != 0 || e.dialing() {
-		e.fail(now, fmt.Errorf("%w by the peer", syscall.ECONNRESET))
+	if flags&flagReset != 0 && !known || e.dialing() {
+		e.fail(now, fmt.Errorf("%w: its end was reset", syscall.ECONNRESET))
 	}
 	e.out.post(e, e.shutdown(flagAnswer))
 	e.poll(now)
 }
 
+// flying reports whether a write of this end is in flight.
+func (e *end) flying() bool { return e.r.flying || e.s.flying() }
+
 // over reports whether the end can be forgotten: nothing of either side is in flight.
 func (e *end) over() bool {
-	return e.closed && e.acked && (e.peerShut || e.lost) && !e.s.flying() && !e.r.flying
+	return e.closed && e.acked && (e.peerShut || e.lost) && !e.flying()
 }
 
 // retired reports whether something may still be written into the memory of an end that is over.
@@ -375,7 +385,7 @@ func (e *end) flushed() bool { return e.s.stopped || e.s.fin && e.s.due == never
 func (e *end) deadline() int64 {
 	d := min(e.s.due, e.r.due)
 	switch {
-	case e.dialing() && e.err == nil, e.asked != 0 && !e.acked:
+	case e.dialing() && e.err == nil, e.asked != 0 && !e.acked && !e.flying():
 		d = min(d, e.askDue)
 	case e.acked && !e.peerShut && !e.lost:
 		d = min(d, e.asked+askFor)

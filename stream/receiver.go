@@ -105,6 +105,7 @@ func (r *receiver) creditDue(now int64) (credit, bool) {
 		r.due = never
 		return c, false
 	case r.flying:
+		r.due = never // its end is an event
 		return c, false
 	case c.reset != r.told.reset, c.bytes-r.told.bytes >= uint64(len(r.ring))/4, c.spans-r.told.spans >= slots/4,
 		r.fin && r.done == r.next, now >= r.due:

@@ -2,58 +2,18 @@ package attach
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"os"
 	"reflect"
-	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/pagein"
+	cases "github.com/exanet/pfd/internal/golden"
 )
 
-// golden reads the golden messages from docs/attach.md: blocks that start with ```golden NAME, of
-// lines of hexadecimal bytes after "OFFSET:", with a remark after "#"; "NN*COUNT" repeats a byte.
-func golden(t testing.TB) map[string][]byte {
-	t.Helper()
-	text, err := os.ReadFile("../docs/attach.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string][]byte{}
-	for _, block := range regexp.MustCompile("(?s)```golden ([a-z0-9-]+)\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
-		var b []byte
-		for line := range strings.Lines(block[2]) {
-			line, _, _ = strings.Cut(line, "#")
-			for i, f := range strings.Fields(line) {
-				if i == 0 {
-					var off int
-					if _, err := fmt.Sscanf(f, "%v:", &off); err != nil || off != len(b) {
-						t.Fatalf("golden %s: line at offset %q, %d bytes so far", block[1], f, len(b))
-					}
-					continue
-				}
-				hexByte, count, times := strings.Cut(f, "*")
-				n := 1
-				if times {
-					if _, err := fmt.Sscan(count, &n); err != nil {
-						t.Fatalf("golden %s: %q", block[1], f)
-					}
-				}
-				v, err := hex.DecodeString(hexByte)
-				if err != nil {
-					t.Fatalf("golden %s: %q: %v", block[1], f, err)
-				}
-				b = append(b, bytes.Repeat(v, n)...)
-			}
-		}
-		all[block[1]] = b
-	}
-	return all
-}
+// golden reads the golden messages from docs/attach.md.
+func golden(t testing.TB) map[string][]byte { return cases.Document(t, "../docs/attach.md") }
 
 func TestGoldenOfTheDocument(t *testing.T) {
 	g := golden(t)

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// closeTime bounds Close: what was written is in the peer's memory before, usually. Defined by
-// this project.
+// closeTime bounds how long Close waits until all bytes are in the peer's memory. Defined by this
+// project.
 const closeTime = 2 * time.Second
 
 // Conn is a connection, a net.Conn. It is safe for concurrent use.
@@ -199,9 +199,9 @@ func (c *Conn) CloseWrite() error {
 	return nil
 }
 
-// Close closes the connection. Blocked calls return. What was written is still delivered; it
-// is in the peer's memory when Close returns, unless that takes more than 2 seconds. The peer's
-// next write fails. A second Close returns net.ErrClosed.
+// Close closes the connection. Blocked calls return. Bytes that were written are still
+// delivered: they are in the peer's memory when Close returns, unless that takes more than 2
+// seconds. The peer's next write fails. A second Close returns net.ErrClosed.
 func (c *Conn) Close() error {
 	s, e := c.s, c.e
 	s.mu.Lock()

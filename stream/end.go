@@ -59,7 +59,7 @@ type end struct {
 	accepted bool
 	remote   remoteEnd
 	self     remoteEnd
-	copy     []byte // of the peer's ring: what is sent is in it
+	copy     []byte // of the bytes in the peer's ring
 
 	s sender
 	r receiver
@@ -131,7 +131,7 @@ func (e *end) answer() {
 	e.out.post(e, &message{op: opAccept, from: e.id, to: e.peerID, ring: e.self.ring, size: e.self.size, words: e.self.words})
 }
 
-// fail resets the connection. What was taken before can still be read.
+// fail resets the connection. Bytes that were taken before can still be read.
 func (e *end) fail(now int64, err error) {
 	if e.err != nil {
 		return
@@ -289,7 +289,7 @@ func (e *end) beat(now int64) {
 	}
 }
 
-// close ends the connection for the program: what was sent is delivered, nothing more is taken.
+// close ends the connection for the program: bytes that were sent are delivered, and nothing more is taken.
 func (e *end) close(now int64) {
 	e.closed = true
 	if e.dialing() {

@@ -58,7 +58,7 @@ type host struct {
 	dropped uint64 // messages of nobody
 }
 
-// life is when a peer was heard, and when it has to be told.
+// life is when a peer last showed a sign of life, and when this process shows the next.
 type life struct {
 	seen, beat int64
 }

@@ -55,7 +55,7 @@ func (s *sender) room(want int) int {
 	if s.window == 0 || s.stopped || s.fin || s.next-s.oldest >= slots-1 || want <= 0 {
 		return 0
 	}
-	free := s.window - (s.sent - s.base())
+	free := s.window - min(s.sent-s.base(), s.window)
 	n := min(uint64(want), s.window/4, free, s.window-s.sent%s.window)
 	if n == free && n < uint64(want) && n < s.window/8 {
 		return 0 // many small spans would use up the slots
@@ -126,6 +126,8 @@ func (s *sender) overdue(now int64, write func(n uint64)) {
 	s.due = never
 	for n := max(s.oldest, s.credit.spans); n < s.next && !s.stopped; n++ {
 		switch p := &s.spans[n%slots]; {
+		case s.credit.bytes > p.offset: // it was taken, and its bytes may be overwritten
+			p.due = never
 		case p.due <= now:
 			write(n)
 		default:

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -122,6 +124,7 @@ type simEnd struct {
 
 type simFlight struct {
 	flying bool
+	count  int // of flights so far
 	err    error
 }
 
@@ -178,13 +181,18 @@ func (s *simHost) start(f *simFlight, src []byte, dst, notify device.VA, first, 
 		return false
 	}
 	s.flying++
-	*f = simFlight{flying: true}
-	land := func() { copy(w.at(dst, len(src)), src) }
-	for range w.rng.IntN(3) {
-		w.after(w.delay(), func() {
-			if f.flying {
-				land()
-			}
+	*f = simFlight{flying: true, count: f.count + 1}
+	count := f.count
+	land := func(b []byte) { copy(w.at(dst, len(b)), b) }
+	lasts := (1 + w.rng.Int64N(20)) * w.delay()
+	for range w.rng.IntN(4) {
+		w.after(w.rng.Int64N(lasts), func() {
+			sent := slices.Clone(src)
+			w.after(w.rng.Int64N(lasts), func() {
+				if f.flying && f.count == count {
+					land(sent)
+				}
+			})
 		})
 	}
 	w.after(w.delay(), func() {
@@ -195,16 +203,17 @@ func (s *simHost) start(f *simFlight, src []byte, dst, notify device.VA, first, 
 		}
 		if w.rng.IntN(1000) < w.fail {
 			end(errors.New("it failed"))
-			w.after(w.delay(), land)
+			late := slices.Clone(src)
+			w.after(w.delay(), func() { land(late) })
 			return
 		}
-		land()
+		land(src)
 		binary.LittleEndian.PutUint64(w.at(notify, 8), first)
 		s.other.step()
 		w.after(w.rng.Int64N(1000), func() {
 			binary.LittleEndian.PutUint64(w.at(notify+8, 8), last)
 			s.other.step()
-			w.after(w.delay(), func() { end(nil) })
+			w.after(lasts, func() { end(nil) })
 		})
 	})
 	return true
@@ -276,7 +285,7 @@ func (s *simHost) put(e *end, retired bool) {
 
 func (s *simHost) arrived(port uint32, e *end) { s.queue = append(s.queue, e) }
 
-// step is what the stack does at each event.
+// step does the work of the stack at each event.
 func (s *simHost) step() {
 	for _, e := range sorted(s.h) {
 		s.h.poll(s.w.now, e)
@@ -424,7 +433,7 @@ func simulate(t *testing.T, seed uint64, connections, loss, fail int) *world {
 			break
 		}
 	}
-	// What is still under way must not land anywhere.
+	// Writes and messages that are still under way must not land anywhere.
 	for n := 0; len(w.queue) > 0 && w.bad == "" && n < 10000; n++ {
 		v := heap.Pop(&w.queue).(event)
 		w.now = max(w.now, v.at)
@@ -434,7 +443,7 @@ func simulate(t *testing.T, seed uint64, connections, loss, fail int) *world {
 }
 
 func TestSimulation(t *testing.T) {
-	for seed := range uint64(600) {
+	for seed := range uint64(seeds()) {
 		for _, c := range []struct{ loss, fail int }{{0, 0}, {10, 0}, {300, 0}, {100, 5}} {
 			const connections = 8
 			w := simulate(t, seed, connections, c.loss, c.fail)
@@ -449,4 +458,12 @@ func TestSimulation(t *testing.T) {
 			}
 		}
 	}
+}
+
+// seeds returns how many seeds to simulate: PFD_SOAK=1 runs more.
+func seeds() int {
+	if os.Getenv("PFD_SOAK") != "" {
+		return 5000
+	}
+	return 40
 }

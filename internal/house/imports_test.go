@@ -18,6 +18,8 @@ var levels = map[string]int{
 	"internal/workload": 6, "qemu": 6,
 	"internal/suite": 6, // the fault suite: the driver on any bus
 
+	"stream": 6, // connections on rdma
+
 	"trace/probe":   5,
 	"daemon/domain": 5, "fault": 5, "emu": 5, "vfio/mediate": 5, "internal/sim": 5, "rdma": 5,
 	"internal/owner": 5, // the loop that emu and mediate run on

@@ -465,5 +465,5 @@ func seeds() int {
 	if os.Getenv("PFD_SOAK") != "" {
 		return 5000
 	}
-	return 40
+	return 15
 }

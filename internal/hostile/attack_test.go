@@ -37,6 +37,7 @@ var attackers = map[string]attacker{
 	"contexts":    takeContexts,
 	"linger":      sendLingering,
 	"cycles":      attachAndLeave,
+	"rings":       attackByRings,
 
 	"holes":            makeHoles(false, false),
 	"holes elsewhere":  makeHoles(false, true),

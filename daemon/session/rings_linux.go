@@ -29,7 +29,7 @@ func (h ringer) Ring(r attach.Ring) (fd int, err error) {
 		return -1, refusal(attach.CodeLimit, "uid %d has %d rings, its maximum, or all users together have as many as pfd has descriptors for: "+
 			"close some, or give pfd more descriptors (LimitNOFILE=, ulimit -n)", s.uid, s.d.rings.Per())
 	}
-	b, fd, err := attach.NewBell(&r, memory)
+	b, fd, err := attach.NewBell(&r, memory, func(f func()) { go s.d.turns.Do(s.uid, f) })
 	if err == nil {
 		err = h.own(func() error {
 			switch {

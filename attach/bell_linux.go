@@ -2,103 +2,17 @@ package attach
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 )
-
-// Messages of descriptors to wait on (docs/attach.md section 11). Values below are defined by this
-// project.
-const (
-	TypeRing   Type = 17 // process to pfd: a Ring
-	TypeRinged Type = 18 // pfd to process: done, with the process's end of the ring; a Shared
-	TypeUnring Type = 19 // process to pfd: undoes that, a Range
-
-	RingSize    = 104
-	offArm      = 88 // u64
-	offRingZero = 96 // u64
-
-	// MaxRings is how many rings a process may have, MaxMailRings how many of its mailbox.
-	MaxRings     = 1024
-	MaxMailRings = 8
-
-	// CodeLimit refuses a process or a user that has its share of something.
-	CodeLimit Code = 14
-)
-
-// wordsSize is the size of a transfer's two completion words, bytes (docs/attach.md section 5).
-const wordsSize = 16
-
-// Ring requests a descriptor that becomes readable once completion words came into the range, or
-// something for the mailbox, while the u32 at Arm was not 0.
-type Ring struct {
-	Product string
-	VA      device.VA // of the words, aligned to 8; 0: the mailbox
-	Size    uint64    // bytes, a multiple of 8; of the mailbox the number of the ring, below MaxMailRings
-	Arm     device.VA // aligned to 4, in memory that is shared for writing
-}
-
-// Append appends the message to b.
-func (r *Ring) Append(b []byte) []byte {
-	all, m := begin(b, TypeRing, RingSize, r.Product)
-	binary.LittleEndian.PutUint64(m[offVA:], uint64(r.VA))
-	binary.LittleEndian.PutUint64(m[offSize:], r.Size)
-	binary.LittleEndian.PutUint64(m[offArm:], uint64(r.Arm))
-	return all
-}
-
-// DecodeRing decodes a ring. Errors match ErrMessage or ErrValue.
-func DecodeRing(b []byte) (Ring, error) {
-	product, err := decode(b, TypeRing, RingSize)
-	if err != nil {
-		return Ring{}, err
-	}
-	if binary.LittleEndian.Uint64(b[offRingZero:]) != 0 {
-		return Ring{}, fmt.Errorf("%w: reserved bytes are not zero", ErrMessage)
-	}
-	r := Ring{
-		Product: product,
-		VA:      device.VA(binary.LittleEndian.Uint64(b[offVA:])),
-		Size:    binary.LittleEndian.Uint64(b[offSize:]),
-		Arm:     device.VA(binary.LittleEndian.Uint64(b[offArm:])),
-	}
-	if r.Arm == 0 || r.Arm%4 != 0 || r.Arm >= addressEnd {
-		return Ring{}, fmt.Errorf("%w: ARM at %v: it must be an address aligned to 4 bytes", ErrValue, r.Arm)
-	}
-	return r, checkWords(r.VA, r.Size)
-}
-
-// addressEnd is the end of the address space of every node. Defined by this project.
-const addressEnd = device.VA(1) << device.MaxVABits
-
-// checkWords checks the range of a ring.
-func checkWords(va device.VA, size uint64) error {
-	switch {
-	case va == 0 && size >= MaxMailRings:
-		return fmt.Errorf("%w: ring %d of the mailbox: it has the rings 0 to %d", ErrValue, size, MaxMailRings-1)
-	case va == 0:
-	case size == 0 || (uint64(va)|size)%8 != 0:
-		return fmt.Errorf("%w: a ring of %d bytes at %v: give whole words of 8 bytes", ErrValue, size, va)
-	case va >= addressEnd || size > uint64(addressEnd-va):
-		return fmt.Errorf("%w: a ring of %d bytes at %v passes the end of the address space, %v", ErrValue, size, va, addressEnd)
-	}
-	return nil
-}
-
-// Ringer makes the descriptors on which a process waits. The process receives the text of an error.
-type Ringer interface {
-	// Ring returns the process's end, which the caller closes.
-	Ring(r Ring) (fd int, err error)
-	// Unring undoes that. pfd sends nothing more by that ring.
-	Unring(r Range) error
-}
 
 // Armed is memory with the ARM words of rings. Disarm stores 0 to the u32 at va and reports whether
 // it was not 0, or cannot be reached. It may sleep, as any access to a process's memory.
@@ -110,17 +24,36 @@ type Bell struct {
 	size   uint64
 	arm    device.VA
 	memory Armed // nil: cannot be reached
+	later  func(f func())
 
-	mu sync.Mutex
-	fd int // -1 once closed
+	mu    sync.Mutex
+	fd    int            // -1 once closed
+	sends sync.WaitGroup // those of late
+	due   bool           // late was passed to later, and has not begun
+	load  load
 }
 
-// NewBell makes a ring. The caller closes peer, the process's end, after it was sent.
+// load is how much a ring's sends cost pfd. A send calls each waiter of the process's end, and an epoll
+// instance is one: a process that has 20,000 of them makes it take 2 ms (measured).
+type load struct {
+	suspect bool      // a send took long: the next one is timed by the processor's time
+	apart   time.Time // until then sends are made by later
+}
+
+// Values below are defined by this project.
+const (
+	longSend  = 50 * time.Microsecond
+	apartTime = 10 * time.Second
+)
+
+// NewBell makes a ring. The caller closes peer, the process's end, after it was sent. later runs a
+// function on another goroutine, soon or when it is the user's turn: one that wakes a process that
+// makes its wake-ups long.
 //
 // It is a socket pair. A process cannot make pfd's send block, whatever it does with its own end;
 // an eventfd would block at its maximum if the process cleared O_NONBLOCK. With SOCK_SEQPACKET the
 // process's end reads as closed when pfd has ended.
-func NewBell(r *Ring, memory Armed) (b *Bell, peer int, err error) {
+func NewBell(r *Ring, memory Armed, later func(f func())) (b *Bell, peer int, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, -1, fmt.Errorf("create a ring: %w", os.NewSyscallError("socketpair", err))
@@ -133,7 +66,7 @@ func NewBell(r *Ring, memory Armed) (b *Bell, peer int, err error) {
 	if err != nil {
 		return nil, -1, errors.Join(fmt.Errorf("create a ring: %w", err), unix.Close(pair[0]), unix.Close(pair[1]))
 	}
-	return &Bell{va: r.VA, size: r.Size, arm: r.Arm, memory: memory, fd: pair[0]}, pair[1], nil
+	return &Bell{va: r.VA, size: r.Size, arm: r.Arm, memory: memory, later: later, fd: pair[0]}, pair[1], nil
 }
 
 // Strike wakes the process if the ring is armed. It may sleep in the touch of ARM.
@@ -149,18 +82,70 @@ var wake = [1]byte{1}
 func (b *Bell) Wake() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.fd >= 0 {
-		// A full socket is readable. After any other error nobody waits.
-		_ = unix.Send(b.fd, wake[:], unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	switch {
+	case b.fd < 0:
+	case b.load.apart.IsZero():
+		b.load.send(b.fd)
+	case !b.due:
+		b.due = true
+		b.later(b.late)
 	}
+}
+
+// late wakes the process for Wake, on another goroutine.
+func (b *Bell) late() {
+	b.mu.Lock()
+	b.due = false
+	fd := b.fd
+	if fd < 0 {
+		b.mu.Unlock()
+		return
+	}
+	if time.Now().After(b.load.apart) {
+		b.load = load{}
+	}
+	b.sends.Add(1)
+	defer b.sends.Done()
+	b.mu.Unlock()
+	send(fd)
+}
+
+// send wakes the process and takes the time. A send that was only interrupted is not held against the
+// process.
+func (l *load) send(fd int) {
+	began, used := time.Now(), time.Duration(0)
+	if l.suspect {
+		used = processorTime()
+	}
+	send(fd)
+	long := time.Since(began) > longSend
+	if long && l.suspect && processorTime()-used > longSend {
+		l.apart = began.Add(apartTime)
+	}
+	l.suspect = long
+}
+
+// processorTime returns the processor's time of this thread, 0 if the kernel does not tell it.
+func processorTime() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+func send(fd int) {
+	// A full socket is readable. After any other error nobody waits.
+	_ = unix.Send(fd, wake[:], unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
 
 // Close closes pfd's end.
 func (b *Bell) Close() error {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	fd := b.fd
 	b.fd = -1
+	b.mu.Unlock()
+	b.sends.Wait()
 	if fd < 0 {
 		return nil
 	}

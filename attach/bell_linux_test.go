@@ -3,6 +3,7 @@ package attach
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,9 +23,11 @@ func (w *word) Disarm(va device.VA) bool {
 	return old
 }
 
+var laters []func()
+
 func bell(t *testing.T, r Ring, memory Armed) (*Bell, int) {
 	t.Helper()
-	b, fd, err := NewBell(&r, memory)
+	b, fd, err := NewBell(&r, memory, func(f func()) { laters = append(laters, f) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,6 +101,61 @@ func TestBell(t *testing.T) {
 	}
 	_ = unix.Close(fd)
 	elsewhere.Wake() // nobody is there: no signal
+}
+
+// A process whose wake-ups take pfd long is woken elsewhere, and not less reliably.
+func TestBellApart(t *testing.T) {
+	laters = nil
+	b, fd := bell(t, Ring{Arm: 4}, nil)
+	b.load.apart = time.Now().Add(time.Hour)
+	for range 3 {
+		b.Strike()
+	}
+	if n, _ := count(t, fd); n != 0 || len(laters) != 1 {
+		t.Fatalf("%d messages, and %d to be sent later, want one", n, len(laters))
+	}
+	laters[0]()
+	b.Strike() // it came after that one had begun
+	if n, _ := count(t, fd); n != 1 || len(laters) != 2 {
+		t.Fatalf("%d messages, and %d in all later", n, len(laters))
+	}
+	b.load.apart = time.Now().Add(-1)
+	laters[1]()
+	b.Strike()
+	if n, _ := count(t, fd); n != 2 || len(laters) != 2 {
+		t.Fatalf("after its time: %d messages, and %d in all later", n, len(laters))
+	}
+	b.load.apart = time.Now().Add(time.Hour)
+	b.Strike()
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	laters[2]() // nobody is there any more
+}
+
+// With so many waiters a send takes long, whatever else the machine does.
+func TestBellOfManyWaiters(t *testing.T) {
+	laters = nil
+	b, fd := bell(t, Ring{Arm: 4}, nil)
+	for i := 0; b.load.apart.IsZero(); i++ {
+		if i == 15000 {
+			t.Fatal("a send to 15,000 waiters never counts as long")
+		}
+		ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+		if err != nil {
+			t.Skip("too few descriptors for waiters: ", err)
+		}
+		t.Cleanup(func() { _ = unix.Close(ep) })
+		if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}); err != nil {
+			t.Fatal(err)
+		}
+		if i%1000 == 999 {
+			for range 3 {
+				b.Wake()
+				count(t, fd)
+			}
+		}
+	}
 }
 
 func TestBells(t *testing.T) {

@@ -71,6 +71,7 @@ const (
 	FIFOEmpty       = 1 << 17
 	FIFOFull        = 1 << 18
 	CfgEnable       = 1 << 63 // PKTZ_CFG, MBOX_CFG, PD_CFG
+	MboxEvents      = 1 << 62 // MBOX_CFG: messages of the mailbox go into events (spec/queues.md)
 	PktzFormGSAS    = 1 << 62 // PKTZ_CFG: 0 the R5 words, 1 GSAS
 	GenerationShift = 16      // PD_CFG [47:16]
 	PktzThreadShift = 16      // PKTZ_CFG [39:16]: interface [23:18], node [17:0]

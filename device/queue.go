@@ -31,9 +31,11 @@ const (
 	QueueErrors     = QueueErrConfig | QueueErrAccess | QueueErrIndex | QueueErrChanged
 
 	// DoorbellCons in a value written to CMDQ_DOORBELL: [15:0] is EVTQ_CONS. DoorbellTakes in a
-	// value read from it: the device supports DoorbellCons.
+	// value read from it: the device supports DoorbellCons. DoorbellMail: it has EventMessage,
+	// CommandPayload, and numbers in CommandSend.
 	DoorbellCons  = 1 << 31
 	DoorbellTakes = 1 << 30
+	DoorbellMail  = 1 << 29
 
 	QueueMinLog    = 4
 	QueueMaxLog    = 12
@@ -77,6 +79,7 @@ const (
 	EventNop                           // Cookie
 	EventError                         // Code, Cookie: Command…, word 0 of the command
 	EventOverflow                      // Cookie: one bit per kind
+	EventMessage                       // Index, Generation, Cookie, Message: mailbox, its domain's, SOURCE, words
 	eventKinds
 )
 
@@ -102,6 +105,9 @@ type Event struct {
 	Syndrome uint32
 	Address  uint64
 	Cookie   uint64
+	Message  [EntryWords]uint64
+	// Generation has EventGenerationMask.
+	Generation Generation
 }
 
 // ErrQueueEntry means that an entry is invalid: its kind is unknown, or a field is out of range.
@@ -111,11 +117,14 @@ var ErrQueueEntry = errors.New("bad queue entry")
 // Shifts in word 0 (docs/spec/queues.md; defined by this project).
 const (
 	entryKind    = 8
-	entryTaken   = 16
+	entryTaken   = 16 // of an event
+	entryNumber  = 16 // of a command
 	entryIndex   = 32
 	entryChannel = 40
 	entryCode    = 48 // of an event
 	entryCount   = 48 // of a command
+
+	entryGeneration = 40 // of a message, to the end of the word
 
 	entryTX   = 1 << 32
 	entryLost = 1 << 33
@@ -153,6 +162,10 @@ func (e *Event) Encode() (q QueueEntry) {
 		q[0] |= index | uint64(e.Channel)<<entryChannel
 	case EventNop, EventOverflow:
 		q[1] = e.Cookie
+	case EventMessage:
+		q[0] |= index | uint64(e.Generation)<<entryGeneration
+		q[1] = e.Cookie
+		copy(q[2:], e.Message[:])
 	case EventError:
 		q[0] |= uint64(e.Code) << entryIndex
 		q[1] = e.Cookie
@@ -190,6 +203,10 @@ func DecodeEvent(q *QueueEntry) (Event, error) {
 	case EventRefused:
 		limit = Interfaces
 		e.Channel = uint8(q[0]>>entryChannel) % PktzChannels
+	case EventMessage:
+		limit = Interfaces
+		e.Generation, e.Cookie = Generation(q[0]>>entryGeneration), q[1]
+		copy(e.Message[:], q[2:])
 	case EventNop, EventOverflow:
 		e.Cookie = q[1]
 		return e, nil
@@ -211,28 +228,34 @@ type CommandKind uint8
 
 // The commands.
 const (
-	CommandSend       CommandKind = iota + 1 // Index, Channel, Destination, Words
+	CommandSend       CommandKind = iota + 1 // Index, Channel, Count, Number, Destination, Words
 	CommandDoorbell                          // Index, Channel: slot and channel
 	CommandInvalidate                        // Index, Page, Pages
 	CommandSync                              // Index, Address, Value
 	CommandNop                               // Value: the cookie
+	CommandPayload                           // Index, Channel, Words[:2]: u64s 6 and 7 of the CommandSend that follows
 )
 
-// CommandMaxWords is the number of u64 that a CommandSend carries; SyncAll is the bank of a SYNC
+// EntryWords is the number of u64 of a message that an entry carries; SyncAll is the bank of a SYNC
 // that waits for all banks (defined by this project).
 const (
-	CommandMaxWords = 6
-	SyncAll         = 0xff
+	EntryWords = 6
+	SyncAll    = 0xff
 )
+
+// EventGenerationMask selects the bits of a generation that an EventMessage has (defined by this
+// project).
+const EventGenerationMask Generation = 1<<24 - 1
 
 // Command is one entry of the command queue. Fields that its kind does not use are zero.
 type Command struct {
 	Kind        CommandKind
 	Index       uint8 // interface, slot or bank
 	Channel     uint8
-	Count       uint8 // words of a CommandSend
+	Count       uint8  // words of a CommandSend
+	Number      uint16 // of its message, which the sender is told if it is refused; 0: none
 	Destination uint64
-	Words       [CommandMaxWords]uint64
+	Words       [EntryWords]uint64
 	Page, Pages uint64
 	Address     uint64
 	Value       uint64
@@ -244,9 +267,12 @@ func (c *Command) Encode() (q QueueEntry) {
 	index := uint64(c.Index) << entryIndex
 	switch c.Kind {
 	case CommandSend:
-		q[0] |= index | uint64(c.Channel)<<entryChannel | uint64(c.Count)<<entryCount
+		q[0] |= uint64(c.Number)<<entryNumber | index | uint64(c.Channel)<<entryChannel | uint64(c.Count)<<entryCount
 		q[1] = c.Destination
-		copy(q[2:], c.Words[:min(c.Count, CommandMaxWords)])
+		copy(q[2:], c.Words[:min(c.Count, EntryWords)])
+	case CommandPayload:
+		q[0] |= index | uint64(c.Channel)<<entryChannel
+		copy(q[1:], c.Words[:PktzMaxWords-EntryWords])
 	case CommandDoorbell:
 		q[0] |= index | uint64(c.Channel)<<entryChannel
 	case CommandInvalidate:
@@ -269,10 +295,14 @@ func DecodeCommand(q *QueueEntry) (Command, error) {
 	switch c.Kind {
 	case CommandSend:
 		c.Index, c.Channel, c.Count = index, channel&(PktzChannels-1), uint8(q[0]>>entryCount)&0xf
-		if ok = index < Interfaces && c.Count > 0 && c.Count <= CommandMaxWords; ok {
-			c.Destination = q[1]
-			copy(c.Words[:c.Count], q[2:])
+		if ok = index < Interfaces && c.Count > 0 && c.Count <= PktzMaxWords; ok {
+			c.Number, c.Destination = uint16(q[0]>>entryNumber), q[1]
+			copy(c.Words[:min(c.Count, EntryWords)], q[2:])
 		}
+	case CommandPayload:
+		c.Index, c.Channel = index, channel&(PktzChannels-1)
+		ok = index < Interfaces
+		copy(c.Words[:PktzMaxWords-EntryWords], q[1:])
 	case CommandDoorbell:
 		c.Index, c.Channel = index, channel
 		ok = index < Slots && channel < ChannelsPerSlot

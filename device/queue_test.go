@@ -13,11 +13,11 @@ func TestQueueGolden(t *testing.T) {
 	events := map[string]device.EventKind{
 		"fault": device.EventFault, "bank": device.EventBank, "global": device.EventGlobal, "mail": device.EventMail,
 		"done": device.EventDone, "words": device.EventWords, "refused": device.EventRefused, "nop": device.EventNop,
-		"error": device.EventError, "overflow": device.EventOverflow,
+		"error": device.EventError, "overflow": device.EventOverflow, "message": device.EventMessage,
 	}
 	commands := map[string]device.CommandKind{
 		"send": device.CommandSend, "doorbell": device.CommandDoorbell, "invalidate": device.CommandInvalidate,
-		"sync": device.CommandSync, "nop": device.CommandNop,
+		"sync": device.CommandSync, "nop": device.CommandNop, "payload": device.CommandPayload,
 	}
 	for _, c := range golden.Read(t, "testdata/queue.txt") {
 		t.Run(c.Name, func(t *testing.T) {
@@ -35,7 +35,10 @@ func TestQueueGolden(t *testing.T) {
 				want := device.Event{
 					Kind: events[name[1]], Commands: uint16(u("commands")), TX: b("tx"), Lost: b("lost"), Index: uint8(u("index")),
 					Channel: uint8(u("channel")), Code: uint8(u("code")), Ext: uint32(u("ext")), Status: uint32(u("status")),
-					Syndrome: uint32(u("syndrome")), Address: u("address"), Cookie: u("cookie"),
+					Syndrome: uint32(u("syndrome")), Address: u("address"), Cookie: u("cookie"), Generation: device.Generation(u("generation")),
+				}
+				if c.Has("payload") {
+					copy(want.Message[:], c.Words(t, "payload"))
 				}
 				if c.Has("words32") {
 					for i, s := range strings.Fields(c.Text(t, "words32")) {
@@ -51,7 +54,7 @@ func TestQueueGolden(t *testing.T) {
 			} else {
 				want := device.Command{
 					Kind: commands[name[1]], Index: uint8(u("index")), Channel: uint8(u("channel")), Count: uint8(u("count")),
-					Destination: u("destination"), Page: u("page"), Pages: u("pages"), Address: u("address"), Value: u("value"),
+					Number: uint16(u("number")), Destination: u("destination"), Page: u("page"), Pages: u("pages"), Address: u("address"), Value: u("value"),
 				}
 				if c.Has("payload") {
 					copy(want.Words[:], c.Words(t, "payload"))
@@ -91,7 +94,7 @@ func number(t *testing.T, s string) uint32 {
 // Fields out of range, and unknown kinds.
 func TestQueueBadEntries(t *testing.T) {
 	for name, w := range map[string]uint64{
-		"unknown kind": 0, "kind 11": 11 << 8, "bank 16": 2<<8 | 16<<32, "mailbox 64": 4<<8 | 64<<32, "slot 16": 5<<8 | 16<<32,
+		"unknown kind": 0, "kind 12": 12 << 8, "message in mailbox 64": 11<<8 | 64<<32, "bank 16": 2<<8 | 16<<32, "mailbox 64": 4<<8 | 64<<32, "slot 16": 5<<8 | 16<<32,
 		"channel 64": 5<<8 | 64<<40, "slot 255": 6<<8 | 255<<32, "interface 64": 7<<8 | 64<<32,
 	} {
 		if e, err := device.DecodeEvent(&device.QueueEntry{w}); !errors.Is(err, device.ErrQueueEntry) || e != (device.Event{}) {
@@ -99,7 +102,7 @@ func TestQueueBadEntries(t *testing.T) {
 		}
 	}
 	for name, q := range map[string]device.QueueEntry{
-		"unknown kind": {}, "kind 6": {6 << 8}, "interface 64": {1<<8 | 64<<32 | 1<<48}, "no words": {1 << 8}, "7 words": {1<<8 | 7<<48},
+		"unknown kind": {}, "kind 7": {7 << 8}, "interface 64": {1<<8 | 64<<32 | 1<<48}, "no words": {1 << 8}, "9 words": {1<<8 | 9<<48}, "words of interface 64": {6<<8 | 64<<32},
 		"slot 16": {2<<8 | 16<<32}, "channel 64": {2<<8 | 64<<40}, "bank 16": {3<<8 | 16<<32}, "bank 254": {4<<8 | 254<<32},
 		"unaligned word": {4 << 8, 4},
 	} {

@@ -42,7 +42,7 @@ func plRegisters() []Register {
 
 		{Name: "PKTZ_CFG", Offset: PLPktzCfg, Count: Interfaces, Stride: 8, Width: 8, Read: cfgBits, Write: cfgBits, Source: "spec/hardware.md 3; 003 fig. 9, offset defined here",
 			fields: "pdid[15:0] node[33:16] interface[39:34] gsas[62] enable[63]"},
-		{Name: "MBOX_CFG", Offset: PLMboxCfg, Count: Interfaces, Stride: 8, Width: 8, Read: PDIDMask | CfgEnable, Write: PDIDMask | CfgEnable, Source: srcPL, fields: "pdid[15:0] enable[63]"},
+		{Name: "MBOX_CFG", Offset: PLMboxCfg, Count: Interfaces, Stride: 8, Width: 8, Read: PDIDMask | MboxEvents | CfgEnable, Write: PDIDMask | MboxEvents | CfgEnable, Source: srcPL, fields: "pdid[15:0] events[62] enable[63]"},
 		{Name: "PD_CFG", Offset: PLPDCfg, Count: Slots, Stride: 8, Width: 8, Read: pdBits, Write: pdBits, Source: srcPL, fields: "pdid[15:0] generation[47:16] enable[63]"},
 		{Name: "PD_PEERS", Offset: PLPDPeers, Count: Slots * PeersPerSlot / 4, Stride: 8, Width: 8, Read: allBits, Write: allBits, Source: srcPL,
 			fields: "peer0[15:0] peer1[31:16] peer2[47:32] peer3[63:48]"},
@@ -91,7 +91,7 @@ func queueRegisters(name string, base uint32) []Register {
 	} else {
 		regs = append(regs,
 			Register{Name: name + "_CONS", Offset: base + QueueProd, Width: 4, Read: 0xffff, fields: index},
-			Register{Name: name + "_DOORBELL", Offset: base + QueueDoorbell, Width: 4, Reset: DoorbellTakes, Read: DoorbellTakes, Act: low32 &^ DoorbellTakes, fields: "look[29:0] takes[30] cons[31]"})
+			Register{Name: name + "_DOORBELL", Offset: base + QueueDoorbell, Width: 4, Reset: DoorbellTakes | DoorbellMail, Read: DoorbellTakes | DoorbellMail, Act: low32 &^ (DoorbellTakes | DoorbellMail), fields: "look[28:0] mail[29] takes[30] cons[31]"})
 	}
 	for i := range regs {
 		regs[i].Source, regs[i].Cap, regs[i].CapMask = srcQ, CapsQueues, regs[i].Read|regs[i].Act

@@ -33,6 +33,9 @@ func (e *Engine) load(n *node, id device.WindowID, off uint32, width int) uint64
 	if e.recorder != nil {
 		e.recorder.Load(n.index, id, off, width, v)
 	}
+	if id == device.MBOX {
+		n.due = n.deadline() // the next message may go into an event now
+	}
 	return v
 }
 

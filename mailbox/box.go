@@ -73,14 +73,22 @@ func (b *Box) Status() (messages int, overflow bool, err error) {
 	return int(v & statusMessages), v&statusOverflow != 0, nil
 }
 
-// Receive moves the head message into words and returns its source; Source.Words is 0 if the
-// mailbox is empty. Words after the eighth, which no packetizer can send, are dropped.
-func (b *Box) Receive(words *[device.PktzMaxWords]uint64) (Source, error) {
+// Source returns the source of the head message; Source.Words is 0 if the mailbox is empty.
+func (b *Box) Source() (Source, error) {
 	v, err := b.w.Read64(b.base + device.MboxSource)
 	if err != nil {
 		return Source{}, fmt.Errorf("mailbox source: %w", err)
 	}
-	s := DecodeSource(v)
+	return DecodeSource(v), nil
+}
+
+// Receive moves the head message into words and returns its source; Source.Words is 0 if the
+// mailbox is empty. Words after the eighth, which no packetizer can send, are dropped.
+func (b *Box) Receive(words *[device.PktzMaxWords]uint64) (Source, error) {
+	s, err := b.Source()
+	if err != nil {
+		return s, err
+	}
 	for i := range s.Words {
 		w, err := b.w.Read64(b.base + device.MboxData)
 		if err != nil {

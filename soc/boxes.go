@@ -55,10 +55,39 @@ func (b *box) data() uint64 {
 	v := m.words[m.next]
 	m.next++
 	if m.next == m.source.Words {
-		b.head = (b.head + 1) % len(b.ring)
-		b.level--
+		b.drop()
 	}
 	return v
+}
+
+// event returns message i as an event. It returns false for a message of more words than an event has, or
+// one behind such a message or behind one that is being read.
+func (b *box) event(m uint8, i int) (e device.Event, ok bool) {
+	if i >= b.level {
+		return e, false
+	}
+	for k := range i + 1 {
+		if v := b.at(k); v.next != 0 || v.source.Words > device.EntryWords {
+			return e, false
+		}
+	}
+	v := b.at(i)
+	e = device.Event{Kind: device.EventMessage, Index: m, Cookie: v.source.Encode()}
+	copy(e.Message[:], v.words[:v.source.Words])
+	return e, true
+}
+
+func (b *box) at(i int) *mail { return &b.ring[(b.head+i)%len(b.ring)] }
+
+// long reports whether the head message has more words than an event, and none has been read.
+func (b *box) long() bool {
+	return b.level > 0 && b.at(0).next == 0 && b.at(0).source.Words > device.EntryWords
+}
+
+// drop removes the head message.
+func (b *box) drop() {
+	b.head = (b.head + 1) % len(b.ring)
+	b.level--
 }
 
 func (b *box) source() uint64 {

@@ -217,10 +217,22 @@ func (n *Node) putMail(m int, f *wire.Frame) bool {
 	}
 	ok := n.boxes[m].put(&msg, most)
 	n.mailed = n.mailed || m < device.MailboxProcess
-	if ok && n.queues.Events() {
+	switch {
+	case !ok || !n.queues.Events():
+	case n.evented>>m&1 == 0:
 		n.queues.TellMail(uint8(m))
+	case n.boxes[m].level == 1:
+		n.tellLong(m)
 	}
 	return ok
+}
+
+// tellLong tells the driver if mailbox m, whose messages go into events, has one at its head that
+// does not fit.
+func (n *Node) tellLong(m int) {
+	if n.queues.Events() && n.evented>>m&1 != 0 && n.boxes[m].long() {
+		n.queues.TellMail(uint8(m))
+	}
 }
 
 func (n *Node) rapf(f *wire.Frame) {
@@ -283,7 +295,6 @@ func (n *Node) TakeMail(m int) (mailbox.Source, [device.PktzMaxWords]uint64, boo
 		return mailbox.Source{}, [device.PktzMaxWords]uint64{}, false
 	}
 	msg := b.ring[b.head]
-	b.head = (b.head + 1) % len(b.ring)
-	b.level--
+	b.drop()
 	return msg.source, msg.words, true
 }

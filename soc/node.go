@@ -143,6 +143,7 @@ func (n *Node) settle() []Action {
 	if n.queues.Active() && n.queues.Run((*sink)(n).queueAccess) {
 		n.out = append(n.out, Action{Kind: Interrupt, Vector: device.VectorFIFO})
 	}
+	n.mailRead = false
 	n.interrupts()
 	out := n.out
 	n.out = nil
@@ -178,7 +179,7 @@ func (n *Node) command(c *r5.Command) {
 
 // Deadline returns when a Tick is due, math.MaxInt64 for never.
 func (n *Node) Deadline() int64 {
-	if len(n.later) > 0 {
+	if len(n.later) > 0 || n.mailRead {
 		return n.now
 	}
 	return min(n.fw.Deadline(), n.dma.Deadline())
@@ -271,7 +272,7 @@ func (n *Node) reset() {
 	n.boxes = [device.Interfaces]box{}
 	n.pktz = [device.Interfaces]packetizerPage{}
 	n.pktzCfg = [device.Interfaces]uint64{}
-	n.mboxCfg = [device.Interfaces]uint64{}
+	n.mboxCfg, n.evented = [device.Interfaces]uint64{}, 0
 	n.pdCfg = [device.Slots]uint64{}
 	n.peers = [device.Slots][4]uint64{}
 	n.windows = window.Unit{}

@@ -1,7 +1,10 @@
 package soc
 
 import (
+	"math/bits"
+
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/soc/fifo"
 )
 
@@ -32,6 +35,13 @@ func (h *queueHost) Waiting(out []device.Event) []device.Event {
 					Syndrome: uint32(h.smmu.LoadBank(device.FSYNR0, b)), Address: h.smmu.LoadBank(device.FAR, b),
 				})
 				break
+			}
+		}
+		for left := h.evented; left != 0 && len(out) < cap(out); left &= left - 1 {
+			m := bits.TrailingZeros64(left)
+			if e, ok := h.boxes[m].event(uint8(m), i); ok {
+				e.Generation = (*Node)(h).wired(m) & device.EventGenerationMask
+				out = append(out, e)
 			}
 		}
 		if len(out) == before {
@@ -69,6 +79,12 @@ func (h *queueHost) Taken(e *device.Event) {
 		h.smmu.StoreBank(device.FSR, b, h.smmu.LoadBank(device.FSR, b)&^uint64(e.Status))
 	case device.EventGlobal:
 		h.smmu.StoreGlobal(device.GFSR, 0, h.smmu.LoadGlobal(device.GFSR, 0)&^uint64(e.Status))
+	case device.EventMessage:
+		b := &h.boxes[e.Index]
+		if head, ok := b.event(e.Index, 0); ok && head.Cookie == e.Cookie && head.Message == e.Message {
+			b.drop()
+			(*Node)(h).tellLong(int(e.Index))
+		}
 	}
 }
 
@@ -79,12 +95,19 @@ func (h *queueHost) Command(c *device.Command) (device.Event, bool) {
 	case device.CommandSend:
 		ch := &n.pktz[c.Index][c.Channel]
 		ch.destination = c.Destination
-		copy(ch.payload[:], c.Words[:c.Count])
-		n.send(int(c.Index), int(c.Channel), int(c.Count), 0)
+		copy(ch.payload[:], c.Words[:min(c.Count, device.EntryWords)])
+		n.send(int(c.Index), int(c.Channel), int(c.Count), c.Number)
 		ch.queued = true
-		if ch.status == device.PktzRefused {
+		if ch.status != device.PktzRefused {
+			break
+		}
+		if c.Number == 0 || c.Index < device.MailboxProcess {
 			return device.Event{Kind: device.EventRefused, Index: c.Index, Channel: c.Channel}, true
 		}
+		node, _, _ := packetizer.SplitDestination(c.Destination)
+		n.refused(int(c.Index), node, c.Number)
+	case device.CommandPayload:
+		copy(n.pktz[c.Index][c.Channel].payload[device.EntryWords:], c.Words[:])
 	case device.CommandDoorbell:
 		n.ringByWord(int(c.Index), int(c.Channel))
 	case device.CommandInvalidate:

@@ -196,6 +196,111 @@ func TestQueueCommands(t *testing.T) {
 	}
 }
 
+// Messages to a process go into events, each once, in their order and with the domain's generation. One
+// of more words than an event has stays in the mailbox, as do those behind it, and the driver is told.
+func TestQueueMessages(t *testing.T) {
+	q := newQueued(newBenchOf(t, Config{ID: 5, VABits: 48, Epoch: 9, Queues: true}))
+	const box = device.MailboxProcess + 2
+	cfg := q.n.Load(device.PL, device.PLMboxCfg+8*box, 8)
+	own := q.n.wired(box)
+	send := func(count uint8, number uint16, first uint64) {
+		w := [device.EntryWords]uint64{first << 24, 2, 3, 4, 5, 6}
+		if count > device.EntryWords {
+			q.command(device.Command{Kind: device.CommandPayload, Index: box, Channel: 1, Words: [6]uint64{7, 8}})
+		}
+		q.command(device.Command{
+			Kind: device.CommandSend, Index: box, Channel: 1, Count: count, Number: number,
+			Destination: packetizer.Destination(5, box, own), Words: w,
+		})
+	}
+	message := func(e device.Event, count int, first uint64) {
+		t.Helper()
+		src := mailbox.DecodeSource(e.Cookie)
+		want := [device.EntryWords]uint64{first << 24, 2, 3, 4, 5, 6}
+		clear(want[count:])
+		if e.Message[0] &^= mailbox.WiredBits; e.Kind != device.EventMessage || e.Index != box || e.Generation != own&device.EventGenerationMask ||
+			src.Node != 5 || src.Interface != box || src.PDID != ownPDID || src.Words != count || e.Message != want {
+			t.Errorf("event %+v, source %+v; want %d words and %d", e, src, count, first)
+		}
+	}
+	level := func() uint64 { return q.n.Load(device.MBOX, box*device.PageSize+device.MboxStatus, 8) & 0xffff }
+
+	send(6, 1, 1)
+	if e := q.one(); e.Kind != device.EventMail || level() != 1 {
+		t.Errorf("a message to a mailbox without events causes %+v", e)
+	}
+	q.write64(device.PL, device.PLMboxCfg+8*box, cfg|device.MboxEvents) // does not empty the mailbox
+	message(q.one(), 6, 1)
+	for count := uint8(1); count <= device.EntryWords; count++ {
+		send(count, 2, uint64(count))
+		message(q.one(), int(count), uint64(count)) // the words that the packetizer had before are not sent
+	}
+	// A long one, and the messages behind it.
+	send(8, 3, 10)
+	if e := q.one(); e.Kind != device.EventMail || e.Index != box {
+		t.Errorf("a message of 8 words causes %+v", e)
+	}
+	send(1, 4, 11)
+	send(7, 5, 12)
+	send(2, 6, 13)
+	if e := q.events(); len(e) != 0 || level() != 4 {
+		t.Errorf("%d messages wait; events %+v", level(), e)
+	}
+	read := func(count int) (words []uint64) {
+		for range count {
+			words = append(words, q.n.Load(device.MBOX, box*device.PageSize+device.MboxData, 8))
+			if len(words) < count && len(q.events()) != 0 {
+				t.Error("an event while a message is read")
+			}
+		}
+		return words
+	}
+	if w := read(8); w[0]&^mailbox.WiredBits != 10<<24 || w[6] != 7 || w[7] != 8 {
+		t.Errorf("read %x", w)
+	}
+	if q.n.Deadline() > q.now {
+		t.Error("a message is read, and the node does not look for the next")
+	}
+	q.step(Event{Kind: Tick})
+	e := q.events()
+	if len(e) != 2 || e[1].Kind != device.EventMail || e[1].Index != box {
+		t.Fatalf("after the long message: %+v", e)
+	}
+	message(e[0], 1, 11)
+	if w := read(7); w[0]&^mailbox.WiredBits != 12<<24 || w[6] != 7 {
+		t.Errorf("read %x", w)
+	}
+	q.step(Event{Kind: Tick})
+	message(q.one(), 2, 13)
+	if level() != 0 {
+		t.Errorf("%d messages are left", level())
+	}
+	// A message that is refused at once is told by its number, as one that a far node refuses.
+	q.command(device.Command{Kind: device.CommandSend, Index: box, Count: 1, Number: 77, Destination: packetizer.Destination(5, box, own+1)})
+	r := q.one()
+	if no, err := mailbox.DecodeRefusal(r.Message[0]); err != nil || no.Number != 77 || r.Kind != device.EventMessage || mailbox.DecodeSource(r.Cookie).PDID != device.PDIDFirmware {
+		t.Errorf("a refused message causes %+v", r)
+	}
+	// While the events are not read, messages stay in the mailbox; none is lost.
+	const many = 40
+	for i := range uint64(many) {
+		send(1, 9, 100+i)
+	}
+	for i := uint64(0); i < many; {
+		for _, e := range q.events() {
+			message(e, 1, 100+i)
+			i++
+		}
+	}
+	// Another domain's configuration empties the mailbox.
+	q.broken = true
+	send(1, 9, 1)
+	q.write64(device.PL, device.PLMboxCfg+8*box, (cfg+1)|device.MboxEvents)
+	if level() != 0 {
+		t.Error("messages wait for another domain")
+	}
+}
+
 // If the ring cannot be written, the registers report the events by their vectors, and nothing is
 // lost. The same holds if bus mastering is off during a SYNC.
 func TestQueueBroken(t *testing.T) {

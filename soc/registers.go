@@ -108,7 +108,10 @@ func (n *Node) load(t *device.Target) uint64 {
 		b := &n.boxes[t.At(t.Index)/device.PageSize]
 		switch t.At(t.Index) % device.PageSize {
 		case device.MboxData:
-			return b.data()
+			v, m := b.data(), int(t.At(t.Index)/device.PageSize)
+			n.tellLong(m)
+			n.mailRead = n.mailRead || n.evented>>m&1 != 0
+			return v
 		case device.MboxStatus:
 			return b.status()
 		case device.MboxSource:
@@ -287,10 +290,14 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 	case device.PLPktzCfg:
 		n.pktzCfg[i] = value
 	case device.PLMboxCfg:
-		if n.mboxCfg[i] != value {
+		if (n.mboxCfg[i]^value)&^device.MboxEvents != 0 {
 			n.boxes[i] = box{} // waiting messages belong only to their reader
 		}
 		n.mboxCfg[i] = value
+		if n.evented &^= 1 << i; value&device.MboxEvents != 0 {
+			n.evented |= 1 << i
+			n.tellLong(int(i))
+		}
 	case device.PLPDCfg:
 		n.pdCfg[i] = value
 		n.windows.Clear(i)

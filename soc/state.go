@@ -72,6 +72,8 @@ type Node struct {
 	outstanding uint32
 	pktzCfg     [device.Interfaces]uint64
 	mboxCfg     [device.Interfaces]uint64
+	evented     uint64 // a bit for each mailbox whose messages go into events
+	mailRead    bool   // from one of these: others may be due, at the next step
 	pdCfg       [device.Slots]uint64
 	peers       [device.Slots][4]uint64
 	btcm        []byte

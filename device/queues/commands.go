@@ -126,9 +126,9 @@ func (q *Queues) Release(v Invalidation) {
 	q.commands.words &^= v.word
 }
 
-// command writes a command and schedules the doorbell. It returns false if there is no room.
-func (q *Queues) command(c *device.Command) bool {
-	if !q.commands.add(q.cfg.Memory, c) {
+// command writes commands and schedules the doorbell. It returns false if there is no room.
+func (q *Queues) command(list ...*device.Command) bool {
+	if !q.commands.add(q.cfg.Memory, list...) {
 		return false
 	}
 	if !q.belled {

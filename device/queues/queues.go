@@ -19,7 +19,9 @@ import (
 const (
 	logEntries = 8
 	entries    = 1 << logEntries
-	ringSize   = entries * device.QueueEntrySize
+	// Entries is the number of entries of each ring.
+	Entries  = entries
+	ringSize = entries * device.QueueEntrySize
 
 	eventsAt   = 0
 	commandsAt = ringSize
@@ -57,6 +59,9 @@ type Config struct {
 	Written func(slot int, va device.VA)
 	Done    func(slot int)
 	Mail    func(mailbox int)
+	// Message is called for each message to a process, with its SOURCE. nil: they stay in their
+	// mailboxes.
+	Message func(mailbox int, source uint64, words *[device.EntryWords]uint64)
 	// Off is called when an error or a reset has disabled the queues; it may be nil. Renew
 	// enables them again later.
 	Off func()
@@ -83,6 +88,9 @@ type Queues struct {
 	again, bell func() // arguments of Later, allocated once
 	commands    commands
 	stats       Stats
+	takes       bool                            // the device takes messages of processes, and tells of them with their words
+	boxes       [device.Interfaces]uint64       // MBOX_CFG of processes, as the driver has written it
+	generations [device.Slots]device.Generation // of the enabled domains
 	state
 }
 
@@ -192,7 +200,7 @@ func (q *Queues) Start() error {
 	if err = errors.Join(err, e); err != nil {
 		return err
 	}
-	q.events, q.mask, q.bellCons = true, mask, bell&device.DoorbellTakes != 0
+	q.events, q.mask, q.bellCons, q.takes = true, mask, bell&device.DoorbellTakes != 0, bell&device.DoorbellMail != 0
 	q.commands.set(true)
 	// Mail and completions from before Start cause no event.
 	q.status = 1<<device.VectorMailbox | 1<<device.VectorDone
@@ -377,6 +385,12 @@ func (q *Queues) take(entry *device.QueueEntry) {
 			q.latchAgain(device.VectorMailbox)
 		}
 		call(q.cfg.Mail, int(e.Index))
+	case device.EventMessage:
+		// One for an earlier domain of the slot may have been on its way.
+		if n := int(e.Index) - device.MailboxProcess; n >= 0 && q.cfg.Message != nil &&
+			q.generations[n%device.Slots]&device.EventGenerationMask == e.Generation {
+			q.cfg.Message(int(e.Index), e.Cookie, &e.Message)
+		}
 	case device.EventDone:
 		call(q.cfg.Done, int(e.Index))
 	case device.EventWords:
@@ -439,6 +453,7 @@ func (q *Queues) look() {
 	q.stats.Breaks++
 	q.cfg.Log.Error("the device's queues in memory are disabled: faults are served through the registers", "status", s)
 	q.events = false
+	call(q.cfg.Mail, -1) // messages stay in their mailboxes from now on
 	q.registers()
 	q.lost(q.raw(device.PL).Write32(device.PLEventQueue+device.QueueStatus, device.QueueErrors))
 	q.lost(q.raw(device.PL).Write32(device.PLIRQStatus, 1<<device.VectorFault))

@@ -27,7 +27,8 @@ type node struct {
 	raise int
 	calls []int
 	off   int
-	prod  uint32 // events
+	came  []device.Event // messages
+	prod  uint32         // events
 	err   error
 }
 
@@ -60,7 +61,11 @@ func newNode(t testing.TB) *node {
 		Window: func(id device.WindowID) device.Window { return device.Window{Access: window{n, id}} }, Memory: n.mem, Addr: at,
 		Raise: func() { n.raise++ }, Later: func(f func()) { n.posts = append(n.posts, f) },
 		Written: func(s int, _ device.VA) { n.calls = append(n.calls, s) }, Off: func() { n.off++ },
+		Message: func(m int, source uint64, words *[device.EntryWords]uint64) {
+			n.came = append(n.came, device.Event{Index: uint8(m), Cookie: source, Message: *words})
+		},
 	})
+	n.regs[window{n, device.PL}.key(device.PLCommandQueue+device.QueueDoorbell)] = device.DoorbellTakes | device.DoorbellMail
 	if err := n.q.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -231,6 +236,67 @@ func TestCommandsFull(t *testing.T) {
 	}
 	if s := n.get(device.PKTZ, 2*device.PageSize+3*device.PktzChannelStride+device.PktzStatus); s != device.PktzFree {
 		t.Errorf("STATUS %d after it was sent", s)
+	}
+}
+
+// The driver's configuration of a process's mailbox makes its messages come with events, except while
+// they are held. A message for an earlier domain of the slot is dropped.
+func TestMessages(t *testing.T) {
+	n := newNode(t)
+	const box, at = 18, device.PLMboxCfg + 8*18
+	key := window{n, device.PL}.key(at)
+	n.set(device.PL, device.PLPDCfg+8*2, device.PDCfg(5, 0x9000001))
+	for v, want := range map[uint64]uint64{5 | device.CfgEnable: 5 | device.CfgEnable | device.MboxEvents, 0: 0} {
+		n.set(device.PL, at, v)
+		if n.regs[key] != want {
+			t.Errorf("MBOX_CFG %#x is written as %#x", v, n.regs[key])
+		}
+	}
+	n.q.Hold(box, true) // of a mailbox that is off
+	if n.regs[key] != 0 {
+		t.Errorf("MBOX_CFG is %#x", n.regs[key])
+	}
+	n.set(device.PL, at, 5|device.CfgEnable)
+	for hold, want := range map[bool]uint64{true: 5 | device.CfgEnable, false: 5 | device.CfgEnable | device.MboxEvents} {
+		n.q.Hold(box, hold)
+		if n.regs[key] != want {
+			t.Errorf("hold %t: MBOX_CFG is %#x", hold, n.regs[key])
+		}
+	}
+	n.set(device.PL, device.PLMboxCfg+8*3, 7|device.CfgEnable)
+	if got := n.regs[window{n, device.PL}.key(device.PLMboxCfg+8*3)]; got != 7|device.CfgEnable {
+		t.Errorf("MBOX_CFG of the driver's own mailbox is %#x", got)
+	}
+	e := device.Event{Kind: device.EventMessage, Index: box, Cookie: 3<<56 | 9, Message: [6]uint64{1, 2, 3}, Generation: 1}
+	n.tell(e)
+	e.Generation = 2
+	n.tell(e)
+	e.Generation, e.Index = 1, 3
+	n.tell(e)
+	n.q.Vector(device.VectorFIFO)
+	if len(n.came) != 1 || n.came[0].Index != box || n.came[0].Cookie != e.Cookie || n.came[0].Message != e.Message {
+		t.Errorf("messages %+v", n.came)
+	}
+	if !n.q.Messages() {
+		t.Error("no messages by the queues")
+	}
+	for i, words := range [][]uint64{{1}, {1, 2, 3, 4, 5, 6, 7, 8}} {
+		if !n.q.SendMessage(box, 2, 77, 9, words) {
+			t.Fatal("no room")
+		}
+		last := [2]int{0, 2}[i]
+		c, ok := n.command(last)
+		if !ok || c.Kind != device.CommandSend || c.Index != box || c.Channel != 2 || c.Destination != 77 || c.Number != 9 || int(c.Count) != len(words) || c.Words[0] != 1 {
+			t.Errorf("%d words: %+v", len(words), c)
+		}
+	}
+	if c, ok := n.command(1); !ok || c.Kind != device.CommandPayload || c.Words[0] != 7 || c.Words[1] != 8 {
+		t.Errorf("words 7 and 8: %+v", c)
+	}
+	n.regs[window{n, device.PL}.key(device.PLEventQueue+device.QueueStatus)] = device.QueueErrAccess
+	n.q.Vector(device.VectorFault)
+	if n.q.Messages() || n.q.SendMessage(box, 2, 77, 9, []uint64{1}) {
+		t.Error("messages by queues that are off")
 	}
 }
 

@@ -84,6 +84,9 @@ func (w *window) Store(off uint32, width int, v uint64) error {
 	if w.q.write(w.id, off, v) {
 		return nil
 	}
+	if w.id == device.PL && width == 8 {
+		v = w.q.configure(off, v)
+	}
 	if width == 4 && w.id == device.PL && off == device.PLCtrl && v&device.CtrlReset != 0 {
 		w.q.Stop()
 		defer w.q.isOff()

@@ -149,7 +149,7 @@ func (m *Machine) Load(offset uint32) uint64 {
 	case device.QueueCons:
 		return uint64(m.cons)
 	case device.QueueDoorbell:
-		return device.DoorbellTakes
+		return device.DoorbellTakes | device.DoorbellMail
 	}
 	return 0
 }

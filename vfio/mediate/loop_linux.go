@@ -124,6 +124,9 @@ func (processes) Send(p *owner.Process[*slot], channel int, m *attach.Message) u
 
 // Room implements owner.User: the mailbox is read when its time has come.
 func (processes) Room(p *owner.Process[*slot]) bool {
+	if p.Slot.events() != nil {
+		return p.Slot.take()
+	}
 	p.Slot.mail.due = true
 	return true
 }
@@ -277,6 +280,11 @@ func (s *slot) send(l *link, channel int, msg *attach.Message) uint64 {
 
 // post makes the process's own packetizer send a message.
 func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
+	r := s.events()
+	if r != nil && msg.Mailbox >= device.MailboxProcess && msg.Number != 0 &&
+		r.SendMessage(uint8(device.MailboxProcess+s.index), uint8(channel), packetizer.Destination(msg.Node, msg.Mailbox, msg.Generation), msg.Number, msg.Words[:msg.N]) {
+		return device.PktzFree // a refusal comes as a message
+	}
 	page := uint64(device.MailboxProcess+s.index)*device.PageSize + uint64(channel)*device.PktzChannelStride
 	post := func(off, v uint64) bool { return l.fn.Post(int(device.PKTZ), page+off, 8, v) == nil }
 	ok := post(device.PktzDestination, packetizer.Destination(msg.Node, msg.Mailbox, msg.Generation))
@@ -290,7 +298,7 @@ func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 	if err != nil {
 		return device.PktzRefused
 	}
-	if v != device.PktzRefused && (msg.Mailbox == device.MailboxRead || msg.Mailbox >= device.MailboxProcess) {
+	if v != device.PktzRefused && r == nil && (msg.Mailbox == device.MailboxRead || msg.Mailbox >= device.MailboxProcess) {
 		s.mail.due = true // an answer may come
 		if at := int(msg.Node); msg.Mailbox >= device.MailboxProcess && l.rings == nil && at < len(s.node.m.nodes) {
 			s.node.m.nodes[at].mailCame(int(msg.Mailbox)) // no vector and no event says so

@@ -5,10 +5,16 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/mailbox"
 )
 
-// A message for a process raises no vector (spec/hardware.md 3, window mbox), so its mailbox is
+// With queues in memory messages for a process come with their events (queues.Messages). Those that
+// its ring has no room for wait here. Once they are more than a mailbox takes, the device is told to
+// keep further ones; a ring's worth may be on its way. Defined by this project.
+const mostCame = device.MailboxDepth + queues.Entries
+
+// Without, a message for a process raises no vector (spec/hardware.md 3, window mbox), so its mailbox is
 // polled while answers may arrive. Polling starts with a read request, or with a message between
 // processes, at both of them: first after mailPause,
 // then at intervals that double up to mailLast, for mailTime. It starts again when a process
@@ -22,10 +28,13 @@ const (
 
 // mail is the state of polling a slot's mailbox for its process.
 type mail struct {
-	due   bool  // a read was requested, or the ring has room again
-	until int64 // when polling ends, of Now; 0: not polling
-	next  int64 // time of the next poll
-	pause int64 // ns
+	came  []attach.Mail // with events, oldest first
+	held  bool          // the device keeps further ones in the mailbox
+	long  bool          // the head of the mailbox is one that no event takes
+	due   bool          // a read was requested, or the ring has room again
+	until int64         // when polling ends, of Now; 0: not polling
+	next  int64         // time of the next poll
+	pause int64         // ns
 }
 
 // pollMail polls the mailbox if it is time, moves its messages to the process, and reports whether
@@ -54,20 +63,50 @@ func (s *slot) pollMail(now int64) (any bool) {
 	return any
 }
 
-// take moves messages from the mailbox to the process as far as its ring has room. It reports
-// whether there were any.
+// take moves messages to the process as far as its ring has room: those that have come, then those
+// in the mailbox. It reports whether there were any.
 func (s *slot) take() (any bool) {
+	m := &s.mail
 	box := mailbox.NewBox(s.node.windows[device.MBOX], device.MailboxProcess+s.index)
-	any = s.process.Deliver(func(m *attach.Mail) bool {
-		if n, _, err := box.Status(); err != nil || n == 0 {
+	r := s.events()
+	any = s.process.Deliver(func(out *attach.Mail) bool {
+		if len(m.came) > 0 {
+			*out = m.came[0]
+			m.came = m.came[:copy(m.came, m.came[1:])]
+			return true
+		}
+		if r != nil {
+			// One for each event: before the next such message others may have gone into events.
+			long := m.long
+			if m.long = false; !long {
+				return false
+			}
+			if src, err := box.Source(); err != nil || src.Words <= device.EntryWords {
+				return false
+			}
+		} else if n, _, err := box.Status(); err != nil || n == 0 {
 			return false // a device that is gone is posted
 		}
-		src, err := box.Receive(&m.Words)
-		m.Source = src.Encode()
+		out.Words = [device.PktzMaxWords]uint64{} // of an earlier message
+		src, err := box.Receive(&out.Words)
+		out.Source = src.Encode()
 		return err == nil && src.Words != 0
 	})
 	if any {
 		attach.WakeAll(s.att.Bells.Mail())
 	}
+	if m.held && len(m.came) == 0 {
+		if m.held = false; r != nil {
+			r.Hold(device.MailboxProcess+s.index, false)
+		}
+	}
 	return any
+}
+
+// events returns the queues with whose events messages come, or nil.
+func (s *slot) events() *rings {
+	if l := s.node.link.Load(); l != nil && l.rings != nil && l.rings.Messages() {
+		return l.rings
+	}
+	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
 )
 
@@ -34,6 +35,60 @@ func TestMessageToAProcess(t *testing.T) {
 		}
 		if v := s.pages.SendStatus(0); v != want {
 			t.Errorf("generation %#x of %#x: status %d, want %d", g, s.domain.Generation, v, want)
+		}
+	}
+}
+
+// Messages between processes await no register of the device, unless they have more words than an event.
+// Each arrives once, in its order, also at a process that reads late.
+func TestMessagesByQueues(t *testing.T) {
+	s := newSide(t)
+	to := packetizer.Destination(0, uint8(device.MailboxProcess+s.domain.Slot), s.domain.Generation)
+	send := func(first uint64, count int) {
+		for !s.pages.SendTo(0, to, 7, []uint64{first << 24, 2, 3, 4, 5, 6, 7, 8}[:count]) {
+			time.Sleep(20 * time.Microsecond)
+		}
+		s.kick()
+	}
+	take := func(first uint64, count int) {
+		t.Helper()
+		var m attach.Mail
+		for ok, full := false, false; !ok; {
+			if ok, full = s.pages.TakeMail(&m); full {
+				s.kick()
+			}
+			if !ok {
+				time.Sleep(20 * time.Microsecond)
+			}
+		}
+		want := [8]uint64{first << 24, 2, 3, 4, 5, 6, 7, 8}
+		clear(want[count:])
+		if m.Words[0] &^= mailbox.WiredBits; m.Words != want || mailbox.DecodeSource(m.Source).Words != count {
+			t.Fatalf("%x, want %x", m.Words, want)
+		}
+	}
+	send(1, 1)
+	take(1, 1)
+	_, before := s.requests(0)
+	for i := range uint64(50) {
+		send(i, 1+int(i)%device.EntryWords)
+		take(i, 1+int(i)%device.EntryWords)
+	}
+	if _, awaited := s.requests(0); awaited != before {
+		t.Errorf("50 messages awaited %d answers of the device", awaited-before)
+	}
+	for _, count := range []int{7, 8} {
+		send(uint64(count), count)
+		take(uint64(count), count)
+	}
+	// As many as ring, hand, pfd and mailbox take; some are long.
+	const many = attach.MailSlots + 1 + device.MailboxDepth
+	for round := range uint64(4) {
+		for i := range uint64(many) {
+			send(round<<32|i, 1+int(i*round)%8)
+		}
+		for i := range uint64(many) {
+			take(round<<32|i, 1+int(i*round)%8)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/user"
 )
@@ -79,7 +80,7 @@ func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
 		Memory: wordsOf(r.own.B), Addr: at,
 		Raise: r.wake, Later: r.do,
 		// Done is not needed: the owner looks for the end of transfers whenever it wakes.
-		Written: n.wordsWritten, Mail: n.mailCame, Off: r.off, Log: log,
+		Written: n.wordsWritten, Mail: n.mailCame, Message: n.messageCame, Off: r.off, Log: log,
 	}
 	if b, ok := l.fn.(doorbell); ok {
 		cfg.Bell = func() error {
@@ -245,13 +246,38 @@ func (n *node) wordsWritten(slot int, va device.VA) {
 	}
 }
 
-// mailCame starts polling the mailbox of a process, or of all.
-func (n *node) mailCame(mailbox int) {
+// mailCame looks into the mailbox of a process, or of all, or starts polling it.
+func (n *node) mailCame(box int) {
 	for i, s := range n.slots {
-		if s != nil && (mailbox < 0 || mailbox == device.MailboxProcess+i) {
+		if s != nil && (box < 0 || box == device.MailboxProcess+i) {
+			if s.events() != nil {
+				s.mail.long = true
+				s.take()
+				continue
+			}
 			s.mail.due = true
 			n.m.loop.Heat(&s.process, n.m.Now())
 		}
+	}
+}
+
+// messageCame passes on a message to a process.
+func (n *node) messageCame(box int, source uint64, words *[device.EntryWords]uint64) {
+	i := box - device.MailboxProcess
+	if i >= len(n.slots) || n.slots[i] == nil {
+		return
+	}
+	s, src := n.slots[i], mailbox.DecodeSource(source)
+	if src.Words < 1 || src.Words > device.EntryWords || len(s.mail.came) >= mostCame {
+		return // from a device that does not keep to the protocol
+	}
+	m := attach.Mail{Source: src.Encode()}
+	copy(m.Words[:], words[:])
+	s.mail.came = append(s.mail.came, m)
+	s.take()
+	if r := s.events(); r != nil && len(s.mail.came) > device.MailboxDepth && !s.mail.held {
+		s.mail.held = true
+		r.Hold(box, true)
 	}
 }
 

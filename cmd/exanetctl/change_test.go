@@ -47,6 +47,36 @@ func TestGrantAndKick(t *testing.T) {
 	}
 }
 
+func TestDomainWindows(t *testing.T) {
+	windows := []control.MemoryWindow{
+		{Address: 0x7f0000001003, SizeBytes: 0x2005, Peer: 0x1234, Rights: []string{"read", "write"}},
+		{Address: 0x7f0000005000, SizeBytes: 4096, Rights: []string{"messages"}},
+	}
+	d := startDaemon(t, map[string]any{control.PathStatus: control.Status{Version: 1, SeesAll: true}, control.PathDomains: control.Domains{
+		Version: 1, SeesAll: true, Domains: []control.Domain{{Node: 0, Slot: 0, PID: 5}, {Node: 1, Slot: 3, PID: 77, Group: "app", Windows: windows}},
+	}})
+	for _, c := range []struct {
+		line string
+		out  []string
+	}{
+		{"domain window", []string{"DOMAIN", "1/3", "77", "app", "0x7f0000001003", "8197 B", "0x1234", "read+write", "0x7f0000005000", "any", "messages"}},
+		{"dom w 1/3", []string{"0x1234"}},
+		{"domain window 0/0", []string{"no memory windows of node/slot 0/0"}},
+		{"domain window 1/3 -j", []string{`"windows":[{"address":"0x7f0000001003","size_bytes":8197,"peer":4660,"rights":["read","write"]}`, `"slot":3`}},
+		{"domain window -o csv --columns SIZE,PEER", []string{"8197,0x1234", "4096,any"}},
+	} {
+		code, out, errs := ctl(append(strings.Fields(c.line), "--socket", d.socket)...)
+		if code != exitOK || errs != "" {
+			t.Errorf("%s: exit code %d, %q", c.line, code, errs)
+		}
+		for _, want := range c.out {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: %q does not contain %q", c.line, out, want)
+			}
+		}
+	}
+}
+
 func TestMonitor(t *testing.T) {
 	faults, ok := fakeAnswers[control.PathFaults].(control.Faults)
 	if !ok {

@@ -74,7 +74,7 @@ func list[T any](a *app, l *listing[T], more ...*cobra.Command) *cobra.Command {
 		if len(rows) == 0 {
 			none := l.none
 			if whole {
-				none += " of " + strings.ToLower(l.id[0]) + " " + args[0]
+				none += " of " + strings.ToLower(strings.Join(l.id, "/")) + " " + args[0]
 			}
 			if l.all != nil && !*l.all {
 				none += l.rest

@@ -188,7 +188,51 @@ func (a *app) domainCommand() *cobra.Command {
 			{"PINNED", 5, func(d *domain) any { return pinnedCell(d.PinnedBytes) }},
 			{"PEERS", 6, func(d *domain) any { return pdids(d.Peers) }},
 		},
-	}, a.grantCommand(), a.kickCommand())
+	}, a.grantCommand(), a.kickCommand(), a.windowCommand())
+}
+
+// windowCommand shows the memory windows of domains. -o json has the domains that have some.
+func (a *app) windowCommand() *cobra.Command {
+	type window struct {
+		*control.Domain
+		control.MemoryWindow
+	}
+	return list(a, &listing[window]{
+		name: "window", none: "no memory windows", short: "Show the memory windows, each a range of a domain's memory that is open to a peer", id: []string{"NODE", "SLOT"}, mayBeEmpty: true,
+		fetch: func(c *control.Client, ctx context.Context, node int) (rows []window, err error) {
+			domains, err := c.Domains(ctx, node)
+			for i := range domains {
+				for _, w := range domains[i].Windows {
+					rows = append(rows, window{&domains[i], w})
+				}
+			}
+			return rows, err
+		},
+		idOf: func(w *window) []int { return []int{w.Node, w.Slot} },
+		json: func(rows []window, seesAll bool) any {
+			r := control.Domains{Version: control.Version, SeesAll: seesAll, Domains: []control.Domain{}}
+			for i := range rows {
+				if i == 0 || rows[i].Domain != rows[i-1].Domain {
+					r.Domains = append(r.Domains, *rows[i].Domain)
+				}
+			}
+			return r
+		},
+		columns: []column[window]{
+			{"DOMAIN", 0, func(w *window) any { return fmt.Sprintf("%d/%d", w.Node, w.Slot) }},
+			{"PID", 1, func(w *window) any { return w.PID }},
+			{"GROUP", 2, func(w *window) any { return w.Group }},
+			{"ADDRESS", 0, func(w *window) any { return w.Address }},
+			{"SIZE", 0, func(w *window) any { return bytesCell(w.SizeBytes) }},
+			{"PEER", 0, func(w *window) any {
+				if w.Peer == 0 {
+					return "any"
+				}
+				return pdid(w.Peer)
+			}},
+			{"RIGHTS", 0, func(w *window) any { return strings.Join(w.Rights, "+") }},
+		},
+	})
 }
 
 func (a *app) channelCommand() *cobra.Command {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/exanet/pfd/daemon/control"
@@ -103,10 +104,15 @@ func viewDomain(node int, dom *domainOf) control.Domain {
 	v := control.Domain{
 		Node: node, Slot: dom.Slot, PDID: uint16(dom.PDID), Generation: uint32(dom.Generation), UID: dom.UID, PID: dom.PID,
 		Group: dom.Group, Member: dom.Member, Interface: dom.Interface,
-		Peers: []uint16{}, State: dom.State.String(),
+		Peers: []uint16{}, Windows: []control.MemoryWindow{}, State: dom.State.String(),
 	}
 	for _, p := range dom.Peers {
 		v.Peers = append(v.Peers, uint16(p))
+	}
+	for _, w := range dom.Windows {
+		v.Windows = append(v.Windows, control.MemoryWindow{
+			Address: control.Hex(w.VA), SizeBytes: w.Bytes, Peer: uint16(w.Peer), Rights: strings.Split(w.Rights.String(), "+"),
+		})
 	}
 	if i := dom.info; i != nil {
 		v.Method, v.Policy, v.AgeNS = i.Method.String(), i.Policy.String(), i.AgeNS

@@ -106,21 +106,22 @@ type Domain struct {
 	Slot int    `json:"slot"` // 0..15
 	PDID uint16 `json:"pdid"`
 	// Generation is unique to the domain: a later one of the same PDID has another.
-	Generation  uint32   `json:"generation"`
-	UID         uint32   `json:"uid"`
-	PID         int      `json:"pid"`
-	Group       string   `json:"group"`
-	Member      int      `json:"member"`    // index of the process in its group on this node, 0..15
-	Interface   uint8    `json:"interface"` // mailbox and packetizer, 16..63
-	Method      string   `json:"method"`    // page-in method: gup, touch, uffd, populate
-	Policy      string   `json:"policy"`    // p1, p4, pa, adaptive
-	Peers       []uint16 `json:"peers"`     // PDIDs of other domains that may access it
-	State       string   `json:"state"`     // DomainLive, DomainDraining
-	AgeNS       int64    `json:"age_ns"`
-	PinnedBytes int64    `json:"pinned_bytes"` // VmLck + VmPin of the process, -1: unknown
-	Faults      uint64   `json:"faults_total"`
-	PagesIn     uint64   `json:"pages_paged_in_total"`
-	Failed      uint64   `json:"failed_resolutions_total"` // blocks answered with the fail bit
+	Generation  uint32         `json:"generation"`
+	UID         uint32         `json:"uid"`
+	PID         int            `json:"pid"`
+	Group       string         `json:"group"`
+	Member      int            `json:"member"`    // index of the process in its group on this node, 0..15
+	Interface   uint8          `json:"interface"` // mailbox and packetizer, 16..63
+	Method      string         `json:"method"`    // page-in method: gup, touch, uffd, populate
+	Policy      string         `json:"policy"`    // p1, p4, pa, adaptive
+	Peers       []uint16       `json:"peers"`     // PDIDs of other domains that may access it
+	Windows     []MemoryWindow `json:"windows"`   // ranges of its memory that its process has opened to other PDIDs
+	State       string         `json:"state"`     // DomainLive, DomainDraining
+	AgeNS       int64          `json:"age_ns"`
+	PinnedBytes int64          `json:"pinned_bytes"` // VmLck + VmPin of the process, -1: unknown
+	Faults      uint64         `json:"faults_total"`
+	PagesIn     uint64         `json:"pages_paged_in_total"`
+	Failed      uint64         `json:"failed_resolutions_total"` // blocks answered with the fail bit
 
 	// Memory taken from the process, as far as pfd knows (docs/service.md).
 	Invalidations     uint64 `json:"invalidations_total"` // calls
@@ -129,6 +130,14 @@ type Domain struct {
 
 	// Transfers since it attached; absent if the device does not report them.
 	Transfers *Transfers `json:"transfers,omitempty"`
+}
+
+// MemoryWindow is a range of a domain's memory that its process has opened to a peer.
+type MemoryWindow struct {
+	Address   Hex      `json:"address"`
+	SizeBytes uint64   `json:"size_bytes"`
+	Peer      uint16   `json:"peer"`   // PDID that may use it, 0: every PDID
+	Rights    []string `json:"rights"` // read, write, atomic, messages
 }
 
 // States of a domain.

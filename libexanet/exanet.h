@@ -147,7 +147,8 @@ struct exanet_message {
 /* Sends 1 to 8 words to the process that exported remote, whose address and length do not matter, and returns
  * the message's number, 1 or more. Bits [23:2] of the first word must be zero. Messages are not reliable:
  * -EREMOTEIO: the receiver's mailbox is full, or it does not admit this process, or it has ended. Another
- * node may refuse a message later: exanet_receive reports that. -EBUSY: pfd does not read the messages. */
+ * node may refuse a message later, and without sva the own one, too: exanet_receive reports
+ * that. -EBUSY: pfd does not read the messages. */
 int exanet_send(exanet *, const struct exanet_remote *, const uint64_t *words, int n);
 /* Waits for a message and returns the number of its words; a timeout in milliseconds, -1: none. -EREMOTEIO:
  * the message of this process whose number is in the message was refused. -ETIMEDOUT: none has arrived. The

@@ -42,8 +42,8 @@ const firstMessage = 1
 // Send sends a message of one to eight words to the process that exported to: two stores and no
 // system call while pfd is awake. It returns the message's number, which counts the endpoint's
 // messages of its kind from 1, once the node has taken the message. Messages are not reliable: the receiver's
-// mailbox has room for 64, and a receiver on another node may refuse one after Send has returned.
-// Receive then returns a *RefusedError with Late set.
+// mailbox has room for 64, and one on another node, or on any node without Info.SVA, may refuse a
+// message after Send has returned. Receive then returns a *RefusedError with Late set.
 //
 // Bits [17:2] of the first word belong to the node and must be zero, and bits [23:18] are the
 // message's kind: zero, except in the messages of this module's own packages.

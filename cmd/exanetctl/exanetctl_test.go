@@ -53,6 +53,7 @@ func TestShow(t *testing.T) {
 		{"node", "node show"},
 		{"registers", "node show 0 --registers pl"},
 		{"domain", "domain show"},
+		{"window", "domain window"},
 		{"channel", "channel show"},
 		{"transaction", "transaction show"},
 		{"smmu", "smmu show"},

@@ -77,7 +77,7 @@ var fakeAnswers = map[string]any{
 		{Index: 1, ID: 1, Version: "1.0", CapNames: []string{}, VABits: 48, Banks: 16, FIFODepth: 512, TimeoutUS: 20000, GuardUS: 100000, Outstanding: 8},
 	}},
 	control.PathDomains: control.Domains{Version: 1, Domains: []control.Domain{
-		{Node: 0, Slot: 3, PDID: 0x101, UID: 1000, PID: 4711, Group: "app", Method: "gup", Policy: "p1", Peers: []uint16{0x102, 0x103}, State: control.DomainLive, AgeNS: 5e9, Faults: 7, PagesIn: 8, Failed: 1},
+		{Node: 0, Slot: 3, PDID: 0x101, UID: 1000, PID: 4711, Group: "app", Method: "gup", Policy: "p1", Peers: []uint16{0x102, 0x103}, Windows: []control.MemoryWindow{{Address: 0x7f0000001003, SizeBytes: 0x2005, Peer: 0x201, Rights: []string{"read", "write"}}}, State: control.DomainLive, AgeNS: 5e9, Faults: 7, PagesIn: 8, Failed: 1},
 		{Node: 1, Slot: 0, PDID: 0x101, UID: 1000, PID: 4712, Group: "app", Method: "touch", Policy: "pa", State: control.DomainLive, AgeNS: 5e9},
 	}},
 	control.PathChannels: control.Channels{Version: 1, Channels: []control.Channel{

@@ -171,6 +171,18 @@ int exanet_ring_close(exanet *, int fd);
  * closes it and all others. */
 int exanet_fd(exanet *);
 
+/* Rights of a memory window; the last one does not depend on its range. */
+enum { EXANET_RIGHT_READ = 1, EXANET_RIGHT_WRITE = 2, EXANET_RIGHT_ATOMIC = 4, EXANET_RIGHT_MESSAGES = 8 };
+/* Opens memory of this process to the domains with PDID peer on any node, 0: to all, until exanet_window_close or
+ * the end of the attachment. It matters for domains that this process does not admit (EXANET_ACCEPT_GROUP,
+ * accept): they reach exactly the memory of its windows. Windows that overlap or touch add up. A transfer
+ * without the right for its whole memory here, and for its completion words, fails with status 5; blocks of it
+ * that lie in a window may be written. -EDQUOT: there are 64 windows. */
+int exanet_window(exanet *, const void *address, size_t, uint16_t peer, int rights);
+/* Withdraws a window, given as it was opened. When it returns 0 nothing that only this window admitted accesses
+ * the memory any more. -ENOENT: there is no such window. */
+int exanet_window_close(exanet *, const void *address, size_t, uint16_t peer, int rights);
+
 /* Pages in memory of this process before a transfer needs it. */
 int exanet_prefetch(exanet *, void *, size_t, int write);
 /* Returns memory that is shared with the device, as a file of its own, and with method uffd registered. With

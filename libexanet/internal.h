@@ -11,9 +11,9 @@
 #include "exanet.h"
 
 /* Messages (2). */
-enum { HELLO = 1, WELCOME, REFUSED, ENDED, SHARE, UNSHARE, SHARED, REGISTER, UNREGISTER, MEMORY_OFFER, MAPPED, HELPER, INVALIDATE = 14, RING = 17, RINGED, UNRING };
+enum { HELLO = 1, WELCOME, REFUSED, ENDED, SHARE, UNSHARE, SHARED, REGISTER, UNREGISTER, MEMORY_OFFER, MAPPED, HELPER, INVALIDATE = 14, WINDOW, UNWINDOW, RING, RINGED, UNRING };
 enum { HEADER = 72, HELLO_SIZE = 232, WELCOME_SIZE = 112, SHARE_SIZE = 104, BOUNDS_SIZE = 88, SHARED_SIZE = 96,
-       HELPER_SIZE = 80, RING_SIZE = 104, TEXT_SIZE = 512, PROTOCOL = 2 };
+       HELPER_SIZE = 80, RING_SIZE = 104, WINDOW_SIZE = 96, TEXT_SIZE = 512, PROTOCOL = 2 };
 
 /* The memory (3). */
 enum { DOORBELL = 0x1000, PACKETIZER = 0x2000, PACKETIZER_CHANNEL = 0x400, PACKETIZER_SEND = 0x48, PACKETIZER_STATUS = 0x50,
@@ -223,6 +223,8 @@ int make_shared(exanet *, size_t size, void **made);
 
 /* ring_message writes RING. */
 void ring_message(unsigned char *m, uint64_t address, uint64_t bytes, uint64_t arm);
+/* window_message writes WINDOW or UNWINDOW. */
+void window_message(unsigned char *m, int type, uint64_t address, uint64_t bytes, uint16_t peer, int rights);
 /* free_rings closes this process's descriptors of all rings. */
 void free_rings(exanet *);
 

@@ -16,10 +16,10 @@ import (
 	"github.com/exanet/pfd/internal/memfd"
 )
 
-// VAOf returns the virtual address of b's first byte. The caller keeps b referenced while a device
+// VAOf returns the virtual address of b's first byte, b being bytes or completion words. The caller keeps b referenced while a device
 // may use the address. Memory of Go's heap does not move; memory on a goroutine's stack does
 // (Write and Export handle both). The package's unsafe pointers are all in this file.
-func VAOf(b []byte) device.VA {
+func VAOf[T byte | uint64](b []T) device.VA {
 	return device.VA(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
 
@@ -34,14 +34,6 @@ func Word(b []byte, offset uint64) (*uint64, error) {
 		return nil, fmt.Errorf("%w: word at address %#x is not aligned to 8 bytes", ErrRequest, uintptr(p))
 	}
 	return (*uint64)(p), nil
-}
-
-// vaOfWords returns the virtual address of the first of words, 0 if there are none.
-func vaOfWords(words []uint64) device.VA {
-	if len(words) == 0 {
-		return 0
-	}
-	return device.VA(uintptr(unsafe.Pointer(&words[0])))
 }
 
 // armWord returns the n-th word of 4 bytes of b.

@@ -110,7 +110,10 @@ func (e *Endpoint) ring(words []uint64) (*Ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Ring{ep: e, words: words, va: vaOfWords(words), size: 8 * uint64(len(words)), arms: a}
+	r := &Ring{ep: e, words: words, size: 8 * uint64(len(words)), arms: a}
+	if r.size > 0 { // else of the mailbox
+		r.va = VAOf(words)
+	}
 	if err := e.reserve(r); err != nil {
 		return nil, err
 	}

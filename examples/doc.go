@@ -3,6 +3,8 @@
 //
 //   - putget writes into another process's memory, and reads from it.
 //   - pingpong sends a message back and forth between two processes.
+//   - http/server and http/client are programs of net/http whose connections are
+//     streams.
 //   - scatter spreads a matrix over several processes, with gather lists and a
 //     completion queue.
 //   - c/exanet.c, c/put.c and c/chat.c use libexanet.

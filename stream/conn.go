@@ -116,6 +116,7 @@ func (c *Conn) read(b []byte) (int, error) {
 		k := copy(b[n:], p)
 		s.mu.Lock()
 		e.consume(s.now(), k)
+		s.plan(e)
 		c.leave(1)
 		n += k
 	}
@@ -177,6 +178,7 @@ func (c *Conn) write(b []byte) (n int, err error) {
 		s.mu.Lock()
 		if !e.closed && e.err == nil && !e.s.fin && !e.s.stopped {
 			e.send(s.now(), k)
+			s.plan(e)
 			n += k
 		}
 		c.leave(1)
@@ -196,6 +198,7 @@ func (c *Conn) CloseWrite() error {
 	}
 	e.endOfStream(s.now())
 	c.signal()
+	s.plan(e)
 	return nil
 }
 
@@ -216,6 +219,7 @@ func (c *Conn) Close() error {
 	defer t.Stop()
 	s.until(&c.opener, over, c.advance, e.flushed)
 	c.advance()
+	s.plan(e)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package stream_test
 import (
 	"context"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -17,6 +18,9 @@ import (
 // startPFD runs a pfd with two nodes in this process.
 func startPFD(t testing.TB) (socket string) {
 	t.Helper()
+	if s := os.Getenv("XSOCK"); s != "" {
+		return s
+	}
 	cfg := daemon.Default()
 	cfg.Socket = filepath.Join(t.TempDir(), "pfd.sock")
 	m, err := daemon.Emulated(cfg)

@@ -2,8 +2,11 @@ package stream
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"time"
 
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -11,40 +14,63 @@ import (
 // only place that knows how.
 type pump struct {
 	ep   *rdma.Endpoint
-	kick chan struct{}
+	ring *rdma.Ring // nil: this process can share no memory
+
+	mu   sync.Mutex
+	rung bool
+	stop context.CancelFunc // of the wait in progress
 }
 
-// idle is how long the pump sleeps if no goroutine waits: it has to keep time for the peers only.
-// Defined by this project.
-const idle = 20 * time.Millisecond
-
-func newPump(ep *rdma.Endpoint) *pump { return &pump{ep: ep, kick: make(chan struct{}, 1)} }
-
-// wait returns when check has returned true, which it calls after each event; if no goroutine is
-// asleep, when one is, or after a time. An error is the end of the attachment.
-func (p *pump) wait(asleep bool, most time.Duration, check func() bool) error {
-	if asleep {
-		return p.ep.Await(context.Background(), check)
+func newPump(ep *rdma.Endpoint) (*pump, error) {
+	r, err := ep.Ring(nil)
+	if refused, ok := errors.AsType[*attach.RefusedError](err); ok && refused.Code == attach.CodeMemory {
+		r, err = nil, nil
 	}
-	t := time.NewTimer(min(most, idle))
-	defer t.Stop()
-	select {
-	case <-p.kick:
-	case <-t.C:
+	if err != nil {
+		return nil, err
+	}
+	return &pump{ep: ep, ring: r}, nil
+}
+
+// wait waits for a time, until wake is called, or for arrivals: a message, a peer's words, the end
+// of a write. An error is the end of the attachment, which only a wait for arrivals notices.
+func (p *pump) wait(arrivals bool, most time.Duration) error {
+	ctx, stop := context.WithTimeout(context.Background(), most)
+	defer stop()
+	p.mu.Lock()
+	p.stop = stop
+	rung := p.rung
+	p.rung = false
+	p.mu.Unlock()
+	var err error
+	switch {
+	case rung:
+		return nil
+	case !arrivals:
+		<-ctx.Done()
+		return nil
+	case p.ring == nil:
 		looked := false
-		return p.ep.Await(context.Background(), func() bool { // has the attachment ended?
+		err = p.ep.Await(ctx, func() bool {
 			before := looked
 			looked = true
 			return before
 		})
+	default:
+		err = p.ring.Wait(ctx)
 	}
-	return nil
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
-// wake tells the pump that a goroutine falls asleep.
+// wake ends the wait in progress, or the next one.
 func (p *pump) wake() {
-	select {
-	case p.kick <- struct{}{}:
-	default:
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rung = true
+	if p.stop != nil {
+		p.stop()
 	}
 }

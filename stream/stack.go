@@ -13,6 +13,10 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
+// rest is the least time between two arrivals that wake the pump while no goroutine waits. Defined by
+// this project.
+const rest = int64(time.Millisecond)
+
 // stack is the streams of one endpoint. Its lock guards everything of them but the bytes in rings
 // and copies.
 type stack struct {
@@ -26,7 +30,11 @@ type stack struct {
 	listeners map[uint32]*Listener
 	parked    int  // goroutines that wait for an event
 	spinning  bool // one of them spins
-	err       error
+	// planned is when the pump will wake, 0 if it is awake; arrivals says that it wakes when
+	// something arrives, too.
+	planned  int64
+	arrivals bool
+	err      error
 	// sent are the last messages of kinds 12 and 13, by their numbers.
 	sent [2][256]sentMessage
 }
@@ -44,7 +52,10 @@ func stackOf(ep *rdma.Endpoint) (*stack, error) {
 		s.h = newHost(s, s)
 		i := ep.Info()
 		s.h.node, s.h.iface, s.h.generation = i.Node, uint8(i.Interface), i.Generation
-		s.pump = newPump(ep)
+		var err error
+		if s.pump, err = newPump(ep); err != nil {
+			return nil, err
+		}
 		go s.run()
 		return s, nil
 	}, mailbox.KindConnection, mailbox.KindStream)
@@ -63,7 +74,13 @@ func (s *stack) run() {
 		next := s.step()
 		stale := s.memory.stale
 		s.memory.stale = nil
-		asleep := s.parked > 0
+		// While the program's goroutines do all the work, being woken for each arrival would only
+		// take a processor from them.
+		if s.arrivals = s.parked > 0 || !s.arrivals; !s.arrivals {
+			next = min(next, s.now()+rest)
+		}
+		s.planned = next
+		arrivals := s.arrivals
 		s.mu.Unlock()
 		if len(stale) > 0 {
 			again := discard(stale)
@@ -71,12 +88,10 @@ func (s *stack) run() {
 			s.memory.rings = append(s.memory.rings, again...)
 			s.mu.Unlock()
 		}
-		err := s.pump.wait(asleep, time.Duration(next-s.now()), func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			next = s.step()
-			return s.parked == 0 || len(s.memory.stale) > 0
-		})
+		err := s.pump.wait(arrivals, time.Duration(next-s.now()))
+		s.mu.Lock()
+		s.planned = 0
+		s.mu.Unlock()
 		if err != nil {
 			s.end(err)
 			return
@@ -84,11 +99,23 @@ func (s *stack) run() {
 	}
 }
 
+// plan wakes the pump if it sleeps for longer than e may wait (nil: no end changed), or does not
+// wait for arrivals and a goroutine does.
+func (s *stack) plan(e *end) {
+	if s.planned == 0 {
+		return // it does not sleep, and looks before it does
+	}
+	if s.parked > 0 && !s.arrivals || e != nil && e.deadline() < s.planned || len(s.memory.stale) > 0 {
+		s.planned = 0
+		s.pump.wake()
+	}
+}
+
 // step does everything that is due. It returns when something is due next.
 func (s *stack) step() (next int64) {
 	s.mail()
 	now := s.now()
-	next = never
+	next = now + int64(time.Hour)
 	for _, e := range s.h.ends {
 		s.h.poll(now, e)
 		connOf(e).signal()

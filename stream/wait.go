@@ -45,7 +45,7 @@ func (s *stack) until(w *waiter, over <-chan struct{}, advance func(), ready fun
 	for !ready() {
 		w.parked = true
 		s.parked++
-		s.pump.wake()
+		s.plan(nil)
 		s.mu.Unlock()
 		expired := false
 		select {

@@ -3,7 +3,6 @@ package stream_test
 import (
 	"context"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -16,12 +15,13 @@ import (
 )
 
 // startPFD runs a pfd with two nodes in this process.
-func startPFD(t testing.TB) (socket string) {
+func startPFD(t testing.TB) (socket string) { return startLossy(t, 0) }
+
+// startLossy runs one whose link loses frames.
+func startLossy(t testing.TB, loss float64) (socket string) {
 	t.Helper()
-	if s := os.Getenv("XSOCK"); s != "" {
-		return s
-	}
 	cfg := daemon.Default()
+	cfg.Link.Loss = loss
 	cfg.Socket = filepath.Join(t.TempDir(), "pfd.sock")
 	m, err := daemon.Emulated(cfg)
 	if err != nil {

@@ -8,7 +8,7 @@ const (
 	askAgain     = int64(20 * time.Millisecond) // a message without an answer, a short span without a credit
 	askFor       = int64(5 * time.Second)
 	refusedFor   = int64(250 * time.Millisecond) // each message is refused: nobody is there
-	busyAgain    = int64(time.Millisecond)       // no channel was free
+	busyAgain    = int64(100 * time.Microsecond) // no channel was free
 	creditWithin = int64(8 * time.Millisecond)
 	never        = int64(1<<63 - 1)
 )

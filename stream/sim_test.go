@@ -62,6 +62,13 @@ func (w *world) after(d int64, do func()) {
 	heap.Push(&w.queue, event{w.now + d, w.order, do})
 }
 
+// next lets the next event happen.
+func (w *world) next() {
+	v := heap.Pop(&w.queue).(event)
+	w.now = max(w.now, v.at)
+	v.do()
+}
+
 // delay is how long something is under way: mostly short, sometimes longer than a message waits.
 func (w *world) delay() int64 {
 	if w.rng.IntN(50) == 0 {
@@ -107,6 +114,8 @@ type simHost struct {
 	put0   int // areas given back, of them retired
 	lost   int
 	queue  []*end
+	// stopped: the process does not run. ended: its domain is no more.
+	stopped, ended bool
 }
 
 // simEnd is the memory of an end, and the program that uses it.
@@ -114,6 +123,7 @@ type simEnd struct {
 	words, ring []byte
 	writes      [slots]simFlight
 	credit      simFlight
+	beats       uint64
 
 	e               *end
 	send, sent, got int // bytes
@@ -149,6 +159,9 @@ func (s *simHost) message(e *end, words []uint64) bool {
 	}
 	words = append([]uint64(nil), words...)
 	deliver := func() {
+		if s.other.stopped {
+			return
+		}
 		from := source{s.h.node, s.h.iface, 5}
 		if words[0]>>18&63 == 12 {
 			s.other.h.short(w.now, from, words)
@@ -201,6 +214,10 @@ func (s *simHost) start(f *simFlight, src []byte, dst, notify device.VA, first, 
 			s.flying--
 			s.step()
 		}
+		if s.other.ended {
+			end(errEnded)
+			return
+		}
 		if w.rng.IntN(1000) < w.fail {
 			end(errors.New("it failed"))
 			late := slices.Clone(src)
@@ -237,7 +254,8 @@ func (s *simHost) credit(e *end, first, last uint64) bool {
 	if m.credit.flying {
 		s.w.fault("two credits in flight")
 	}
-	return s.start(&m.credit, make([]byte, 8), e.remote.words+beatAt, e.remote.words+creditAt, first, last)
+	m.beats++
+	return s.start(&m.credit, binary.LittleEndian.AppendUint64(nil, m.beats), e.remote.words+beatAt, e.remote.words+creditAt, first, last)
 }
 
 func (s *simHost) landed(e *end, n uint64) (bool, error) {
@@ -287,6 +305,9 @@ func (s *simHost) arrived(port uint32, e *end) { s.queue = append(s.queue, e) }
 
 // step does the work of the stack at each event.
 func (s *simHost) step() {
+	if s.stopped {
+		return
+	}
 	for _, e := range sorted(s.h) {
 		s.h.poll(s.w.now, e)
 	}
@@ -424,20 +445,16 @@ func simulate(t *testing.T, seed uint64, connections, loss, fail int) *world {
 		})
 	}
 	for len(w.queue) > 0 && w.bad == "" {
-		v := heap.Pop(&w.queue).(event)
-		if w.now = max(w.now, v.at); w.now > int64(time.Hour) {
+		if w.next(); w.now > int64(time.Hour) {
 			w.fault("it does not end: %d connections live", w.live)
 		}
-		v.do()
 		if w.live == 0 && len(from.h.ends) == 0 && len(to.h.ends) == 0 && w.now > int64(connections)*int64(time.Millisecond) {
 			break
 		}
 	}
 	// Writes and messages that are still under way must not land anywhere.
 	for n := 0; len(w.queue) > 0 && w.bad == "" && n < 10000; n++ {
-		v := heap.Pop(&w.queue).(event)
-		w.now = max(w.now, v.at)
-		v.do()
+		w.next()
 	}
 	return w
 }

@@ -41,7 +41,7 @@ type stack struct {
 
 type sentMessage struct {
 	number uint32
-	e      *end
+	id     uint32 // of the end
 	n      uint64 // of the span
 }
 
@@ -146,16 +146,17 @@ func (s *stack) message(k mailbox.Kind, m *rdma.Message) {
 	switch {
 	case m.Refused != 0:
 		t := s.sentAs(k, m.Refused)
-		if t.number != m.Refused || t.e == nil || s.h.ends[t.e.id] != t.e {
+		e := s.h.ends[t.id]
+		if t.number != m.Refused || e == nil {
 			return
 		}
 		if k == mailbox.KindStream {
-			t.e.shortRefused(now, t.n)
-		} else if t.e.dialing() {
-			t.e.askRefused(now)
+			e.shortRefused(now, t.n)
+		} else if e.dialing() {
+			e.askRefused(now)
 		}
-		s.h.poll(now, t.e)
-		connOf(t.e).signal()
+		s.h.poll(now, e)
+		connOf(e).signal()
 	case k == mailbox.KindStream:
 		if e := s.h.short(now, from, m.Words[:m.N]); e != nil {
 			connOf(e).signal()
@@ -205,7 +206,7 @@ func (s *stack) post(e *end, m *message) bool {
 	if err != nil {
 		return false
 	}
-	*s.sentAs(mailbox.KindConnection, number) = sentMessage{number: number, e: e}
+	*s.sentAs(mailbox.KindConnection, number) = sentMessage{number: number, id: e.id}
 	return true
 }
 
@@ -214,7 +215,7 @@ func (s *stack) short(e *end, n uint64, words []uint64) bool {
 	if err != nil {
 		return false
 	}
-	*s.sentAs(mailbox.KindStream, number) = sentMessage{number: number, e: e, n: n}
+	*s.sentAs(mailbox.KindStream, number) = sentMessage{number: number, id: e.id, n: n}
 	return true
 }
 

@@ -1,0 +1,201 @@
+package stream
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// idlePair is an open connection of two hosts, without programs.
+func idlePair(t *testing.T) (w *world, a, b *end) {
+	t.Helper()
+	w = newWorld(t, 3)
+	w.hosts[1].h.backlog[80] = 0
+	a, err := w.hosts[0].h.dial(0, 1, 17, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.hosts[0].step()
+	w.until(func() bool { return len(w.hosts[1].queue) > 0 && !a.dialing() })
+	return w, a, w.hosts[1].queue[0]
+}
+
+// until lets time pass until over returns true; it returns how long that was.
+func (w *world) until(over func() bool) time.Duration {
+	began := w.now
+	for !over() && len(w.queue) > 0 && w.bad == "" {
+		w.next()
+	}
+	if !over() {
+		w.t.Fatalf("nothing happens any more at %v: %s", time.Duration(w.now), w.bad)
+	}
+	return time.Duration(w.now - began)
+}
+
+// A connection that is idle for long stays.
+func TestIdle(t *testing.T) {
+	w, a, b := idlePair(t)
+	w.until(func() bool { return w.now > int64(10*time.Minute) })
+	if a.err != nil || b.err != nil {
+		t.Errorf("%v, %v", a.err, b.err)
+	}
+}
+
+// A peer that is stopped is given up after 60 s, one that has ended within some seconds.
+func TestPeersThatAreGone(t *testing.T) {
+	w, a, _ := idlePair(t)
+	w.hosts[1].stopped = true
+	if d := w.until(func() bool { return a.err != nil }); d < 55*time.Second || d > 65*time.Second || !errors.Is(a.err, syscall.ECONNRESET) {
+		t.Errorf("stopped: after %v: %v", d, a.err)
+	}
+	a.close(w.now)
+	w.hosts[0].step()
+	w.until(func() bool { return len(w.hosts[0].h.ends) == 0 })
+	if w.hosts[0].lost != 1 {
+		t.Error("memory into which the peer may still write was given back")
+	}
+
+	w, a, _ = idlePair(t)
+	second, err := w.hosts[0].h.dial(w.now, 1, 17, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.until(func() bool { return !second.dialing() })
+	w.hosts[1].stopped, w.hosts[1].ended = true, true
+	if d := w.until(func() bool { return a.err != nil && second.err != nil }); d > 3*time.Second || !errors.Is(a.err, errEnded) || !errors.Is(second.err, syscall.ECONNRESET) {
+		t.Errorf("ended: after %v: %v, %v", d, a.err, second.err)
+	}
+}
+
+// A dial that nobody answers fails after 5 s, and one that each node refuses earlier.
+func TestDialTimes(t *testing.T) {
+	w := newWorld(t, 4)
+	w.hosts[1].stopped = true
+	a, err := w.hosts[0].h.dial(0, 1, 17, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.hosts[0].step()
+	if d := w.until(func() bool { return a.err != nil }); d < 5*time.Second || d > 6*time.Second || !errors.Is(a.err, syscall.ETIMEDOUT) {
+		t.Errorf("no answer: after %v: %v", d, a.err)
+	}
+	if a, err = w.hosts[0].h.dial(w.now, 1, 17, 80); err != nil {
+		t.Fatal(err)
+	}
+	w.hosts[0].step()
+	began := w.now
+	for a.err == nil && a.refusals < 1000 {
+		for a.refusals < a.asks {
+			a.askRefused(w.now)
+		}
+		w.next()
+	}
+	if d := time.Duration(w.now - began); d > time.Second || !errors.Is(a.err, syscall.ECONNREFUSED) {
+		t.Errorf("refused: after %v: %v", d, a.err)
+	}
+	a.close(w.now)
+	w.hosts[0].step()
+	if w.hosts[0].put0 != 1 || w.hosts[0].lost != 0 {
+		t.Error("the memory of a refused dial is not used again")
+	}
+}
+
+// The rules by which bytes and slots are used again.
+func TestSenderRoom(t *testing.T) {
+	full := func() *sender {
+		s := &sender{window: minRing}
+		for range 4 {
+			s.append(0, minRing/4, 0)
+		}
+		for n := range s.next {
+			s.spans[n].flying = true
+		}
+		return s
+	}
+	landed := func(upTo uint64) func(uint64) (bool, error) {
+		return func(n uint64) (bool, error) { return n < upTo, nil }
+	}
+	for name, c := range map[string]struct {
+		landed uint64
+		credit credit
+		want   int
+	}{
+		"nothing":                             {0, credit{}, 0},
+		"landed, not consumed":                {4, credit{}, 0},
+		"consumed, in flight":                 {0, credit{bytes: minRing / 4, spans: 1}, 0},
+		"consumed and landed":                 {1, credit{bytes: minRing / 4, spans: 1}, minRing / 4},
+		"the second landed before the first":  {0, credit{bytes: minRing / 2, spans: 2}, 0},
+		"a part consumed, landed":             {1, credit{bytes: minRing / 8}, minRing / 8},
+		"a part consumed, in flight":          {0, credit{bytes: minRing / 8}, 0},
+		"too little for a span of many bytes": {1, credit{bytes: minRing / 16}, 0},
+		"the bytes' word before the spans'":   {1, credit{bytes: minRing / 2}, minRing / 4},
+	} {
+		s := full()
+		if !s.credited(c.credit) {
+			t.Fatal(name)
+		}
+		s.settle(landed(c.landed))
+		if got := s.room(minRing); got != c.want {
+			t.Errorf("%s: room for %d, want %d", name, got, c.want)
+		}
+	}
+	for name, c := range map[string]credit{
+		"more bytes than were sent": {bytes: minRing + 1}, "more spans": {spans: 5}, "no bytes could be so many": {bytes: 1 << 63},
+	} {
+		if full().credited(c) {
+			t.Errorf("%s: it is taken", name)
+		}
+	}
+	s := full()
+	if !s.credited(credit{bytes: 5, reset: true}) || s.room(1) != 0 || s.credited(credit{bytes: 4, reset: true}) || s.credited(credit{bytes: 5}) {
+		t.Error("a credit goes back")
+	}
+	s = &sender{window: minRing}
+	for s.room(1) > 0 {
+		s.append(0, 1, 0)
+	}
+	if s.next != slots-1 {
+		t.Errorf("%d spans of one byte, want %d: one is left to the end of the stream", s.next, slots-1)
+	}
+}
+
+// A receiver takes what is in order and possible, and nothing else.
+func TestReceiverTakes(t *testing.T) {
+	for name, c := range map[string]struct {
+		s    slot
+		ok   bool
+		fail bool
+	}{
+		"empty":                   {slot{}, false, false},
+		"the next":                {slot{number: 1, length: 5}, true, false},
+		"the end":                 {slot{number: 1, flags: spanFIN}, true, false},
+		"number of another slot":  {slot{number: 2, length: 5}, false, true},
+		"number ahead by a round": {slot{number: 65, length: 5}, false, true},
+		"number behind":           {slot{number: 1<<24 - 63, length: 5}, false, false},
+		"no bytes":                {slot{number: 1}, false, true},
+		"an end with bytes":       {slot{number: 1, length: 5, flags: spanFIN}, false, true},
+		"flags of TCP":            {slot{number: 1, length: 5, flags: 2}, false, true},
+		"another offset":          {slot{number: 1, length: 5, offset: 1}, false, true},
+		"longer than the ring":    {slot{number: 1, length: minRing + 1}, false, true},
+		"all of the ring":         {slot{number: 1, length: minRing}, true, false},
+	} {
+		r := receiver{ring: make([]byte, minRing)}
+		if ok, err := r.take(c.s.encode()); ok != c.ok || (err != nil) != c.fail {
+			t.Errorf("%s: %v, %v", name, ok, err)
+		}
+	}
+	r := receiver{ring: make([]byte, minRing)}
+	for i := range uint32(2) {
+		if _, err := r.take(slot{number: i + 1, length: minRing / 2, offset: uint64(i) * minRing / 2}.encode()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := r.take(slot{number: 3, length: 1, offset: minRing}.encode()); err == nil {
+		t.Error("a span for which there is no room is taken")
+	}
+	r = receiver{ring: make([]byte, minRing)}
+	if err := r.message(&short{number: slots, length: 1}); err == nil {
+		t.Error("a message beyond the slots is taken")
+	}
+}

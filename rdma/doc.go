@@ -41,6 +41,12 @@
 // The transfer sees everything that the process wrote before it called Write. Later writes to the
 // source may or may not be sent.
 //
+// # Rights
+//
+// A process reaches the memory of those that admit it (Options.AcceptGroup, Options.Accept): all of
+// it. A Window opens a range of a process's memory to any other, with the rights that its owner
+// chooses, until its owner closes it.
+//
 // # Faults
 //
 // No call pins a page. A page that is absent at either end delays only its own transfer. With

@@ -84,7 +84,7 @@ var outcomes = [...]outcome{
 	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that their files are long enough (a truncated file has no pages beyond its end), that memory for a device elsewhere comes from Alloc or Share (exanetctl fault show says which address is not shared), that the addresses fit the node's width, and that the target's node exists (exanetctl node show)"},
 	device.StatusNoContext:  {ErrNoContext, "have fewer transfers to that node in flight and write again"},
 	device.StatusCorrupt:    {ErrCorrupt, "look at the crc counters of both nodes (exanetctl counter show); the link is broken"},
-	device.StatusDomain:     {ErrDomain, "attach both processes with one group and let the target admit it (Options.AcceptGroup), or have the target accept this PDID (Options.Accept, exanetctl domain grant); if the target has ended, its Remote is stale: take a new one"},
+	device.StatusDomain:     {ErrDomain, "attach both processes with one group and let the target admit it (Options.AcceptGroup), or have the target accept this PDID (Options.Accept, exanetctl domain grant) or open this memory to it (Endpoint.Window); if the target has ended, its Remote is stale: take a new one"},
 	device.StatusReserved:   {ErrReserved, "report it: no device of this version returns it"},
 	device.StatusBufferFull: {ErrBufferFull, "write again when the target has made room"},
 	device.StatusLimit:      {ErrRetransmissions, "the target's pages are not paged in or the path to it is broken: see exanetctl fault show and counter show, then write again"},

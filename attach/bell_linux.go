@@ -69,11 +69,14 @@ func NewBell(r *Ring, memory Armed, later func(f func())) (b *Bell, peer int, er
 	return &Bell{va: r.VA, size: r.Size, arm: r.Arm, memory: memory, later: later, fd: pair[0]}, pair[1], nil
 }
 
-// Strike wakes the process if the ring is armed. It may sleep in the touch of ARM.
-func (b *Bell) Strike() {
-	if b.memory == nil || b.memory.Disarm(b.arm) {
+// Strike wakes the process if the ring is armed, and reports whether it was. It may sleep in the touch
+// of ARM.
+func (b *Bell) Strike() bool {
+	armed := b.memory == nil || b.memory.Disarm(b.arm)
+	if armed {
 		b.Wake()
 	}
+	return armed
 }
 
 var wake = [1]byte{1}

@@ -150,6 +150,7 @@ func (e *Engine) complete(c *call) *call {
 		return nil
 	}
 	if c.bell != nil {
+		e.struck = e.struck || c.struck
 		e.freeCall(c)
 		return nil
 	}

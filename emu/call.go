@@ -39,7 +39,7 @@ func (c *call) run() {
 	case c.queue != nil:
 		c.err = c.queueMove()
 	case c.bell != nil:
-		c.bell.Strike()
+		c.struck = c.bell.Strike()
 	case c.op.PagesIn():
 		c.op.Start()
 		c.space.Run(c.op)

@@ -97,6 +97,7 @@ type call struct {
 	begun   bool        // there is a current step
 	queue   *queue.Access
 	bell    *attach.Bell // to be struck
+	struck  bool         // it was armed
 	err     error        // of queue
 	long    bool         // a page-in of many pages
 	charged bool         // it counts in the engine's budget of threads

@@ -24,7 +24,7 @@ type messenger struct {
 	name string // its remote's text
 }
 
-func startMessenger(t *testing.T, bin, socket, node string, args ...string) *messenger {
+func startMessenger(t testing.TB, bin, socket, node string, args ...string) *messenger {
 	t.Helper()
 	m := &messenger{cmd: exec.CommandContext(t.Context(), bin, append([]string{socket, node}, args...)...)}
 	m.cmd.Stderr = os.Stderr
@@ -49,7 +49,7 @@ func startMessenger(t *testing.T, bin, socket, node string, args ...string) *mes
 func (m *messenger) goOn(peer string) { fmt.Fprintln(m.in, peer) }
 
 // rest returns what the messenger says until its end.
-func (m *messenger) rest(t *testing.T) (lines []string) {
+func (m *messenger) rest(t testing.TB) (lines []string) {
 	t.Helper()
 	for m.out.Scan() {
 		lines = append(lines, m.out.Text())

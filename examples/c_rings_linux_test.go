@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -82,6 +83,45 @@ func wrongRings(t *testing.T, bin, socket string) {
 			break
 		}
 	}
+}
+
+// BenchmarkRings measures a round of two processes that sleep on rings, beside one of two processes that sleep
+// on a socket pair, in turns.
+func BenchmarkRings(b *testing.B) {
+	dir, client := public(b), start(b)
+	library(b, dir)
+	bin := compile(b, dir, filepath.Join("..", "testdata", "rings"))
+	const rounds = "20000"
+	number := func(text string) float64 {
+		v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return v
+	}
+	var bare, rings []float64
+	for b.Loop() {
+		out, err := exec.CommandContext(b.Context(), bin, "pair", rounds).Output()
+		if err != nil {
+			b.Fatal(err)
+		}
+		bare = append(bare, number(string(out)))
+		ping, pong := startMessenger(b, bin, client.Socket(), "0", "ping", rounds), startMessenger(b, bin, client.Socket(), "1", "pong", rounds)
+		ping.goOn(pong.name)
+		pong.goOn(ping.name)
+		said := ping.rest(b)
+		pong.rest(b)
+		if len(said) != 1 {
+			b.Fatalf("%q", said)
+		}
+		rings = append(rings, number(said[0]))
+	}
+	slices.Sort(bare)
+	slices.Sort(rings)
+	own, ring := bare[len(bare)/2], rings[len(rings)/2]
+	b.ReportMetric(own, "pair-ns")
+	b.ReportMetric(ring, "ring-ns")
+	b.ReportMetric(ring/own, "ratio")
 }
 
 // A C program that sleeps on exanet_fd notices that pfd has ended.

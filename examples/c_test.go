@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 }
 
 // public returns a directory that every user can read.
-func public(t *testing.T) string {
+func public(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "exanet")
 	if err != nil {
@@ -62,7 +62,7 @@ func public(t *testing.T) string {
 }
 
 // library builds libexanet in a directory, with flags for the compiler.
-func library(t *testing.T, dir string, flags ...string) {
+func library(t testing.TB, dir string, flags ...string) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("gcc is not installed: make test installs it")
@@ -76,7 +76,7 @@ func library(t *testing.T, dir string, flags ...string) {
 
 // compile builds a program of examples/c, or of a path from there, with the library in dir,
 // without a warning.
-func compile(t *testing.T, dir, name string, flags ...string) string {
+func compile(t testing.TB, dir, name string, flags ...string) string {
 	t.Helper()
 	bin := filepath.Join(dir, filepath.Base(name))
 	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-g", "-I", dir, "-o", bin, filepath.Join("c", name+".c")}, flags...)
@@ -95,7 +95,7 @@ func build(t *testing.T, flags ...string) string {
 }
 
 // start runs a pfd of two nodes in this process.
-func start(t *testing.T) *control.Client {
+func start(t testing.TB) *control.Client {
 	t.Helper()
 	cfg := daemon.Default()
 	cfg.Socket = filepath.Join(public(t), "pfd.sock")

@@ -1,4 +1,5 @@
 /* rings golden ADDRESS BYTES ARM: prints the message RING in hexadecimal.
+ * rings pair COUNT: prints how many ns a round of two processes takes that sleep on a socket pair.
  * rings SOCKET NODE COMMAND [COUNT]: prints its remote, reads its peer's from standard input, and waits with
  * poll(2) for what its peer writes. */
 #define _GNU_SOURCE
@@ -67,6 +68,72 @@ static int game(exanet *e, volatile uint64_t *words, const struct exanet_remote 
 		}
 	}
 	return exanet_ring_close(e, fd) ? failed("close") : 0;
+}
+
+enum { BEHIND = 16 };	/* of 32 channels */
+
+/* player is game, and waits for a transfer's end only BEHIND rounds later. The one that begins prints how many
+ * ns a round takes. */
+static int player(exanet *e, uint64_t *words, const struct exanet_remote *peer, int begins, int count)
+{
+	struct exanet_transfer t = { .local = words + 8, .size = 8, .remote = *peer, .offset = 128, .notify = peer->address };
+	int fd, sent[BEHIND];
+	int64_t began = 0;
+	if (exanet_ring(e, words, 16, &fd))
+		return failed("ring");
+	for (int round = 1; round <= count; round++) {
+		if (round == count / 10 + 1)
+			began = now();
+		for (int turn = 0; turn < 2; turn++) {
+			if (turn != begins) {
+				t.first = t.last = round;
+				int *n = &sent[round % BEHIND];
+				if (round > BEHIND && exanet_wait(e, *n, -1))
+					return failed("transfer");
+				if ((*n = exanet_write(e, &t)) < 0)
+					return failed("write");
+				continue;
+			}
+			for (;;) {
+				if (exanet_arm(e, fd))
+					return failed("arm");
+				if (load64(&words[1]) == (uint64_t)round)
+					break;
+				wait_on(e, fd);
+			}
+		}
+	}
+	if (begins)
+		printf("%.0f\n", (now() - began) / (count - count / 10.));
+	for (int round = count - BEHIND + 1; round <= count; round++)	/* the last answer must arrive */
+		if (round > 0 && exanet_wait(e, sent[round % BEHIND], -1))
+			return failed("transfer");
+	return 0;
+}
+
+/* pair does the same over a socket pair. */
+static int pair(int count)
+{
+	int fds[2];
+	int64_t began = 0;
+	char c = 0;
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, fds))
+		return 1;
+	const pid_t child = fork();
+	if (child < 0)
+		return 1;
+	for (int round = 1; round <= count; round++) {
+		if (round == count / 10 + 1)
+			began = now();
+		if (!child && (read(fds[0], &c, 1) != 1 || write(fds[0], &c, 1) != 1))
+			_exit(1);
+		if (child && (write(fds[1], &c, 1) != 1 || read(fds[1], &c, 1) != 1))
+			return 1;
+	}
+	if (!child)
+		_exit(0);
+	printf("%.0f\n", (now() - began) / (count - count / 10.));
+	return waitpid(child, NULL, 0) != child;
 }
 
 static void bad(const char *what, int got, int want)
@@ -144,6 +211,8 @@ int main(int argc, char **argv)
 
 	if (argc == 5 && !strcmp(argv[1], "golden"))
 		return golden(argv);
+	if (argc == 3 && !strcmp(argv[1], "pair"))
+		return pair(atoi(argv[2]));
 	if (argc < 4)
 		return 2;
 	o.node = atoi(argv[2]);
@@ -165,6 +234,8 @@ int main(int argc, char **argv)
 	const int count = argc > 4 ? atoi(argv[4]) : 0;
 	if (!strcmp(argv[3], "first") || !strcmp(argv[3], "second"))
 		status = game(e, words, &peer, argv[3][0] == 'f', count);
+	else if (!strcmp(argv[3], "ping") || !strcmp(argv[3], "pong"))
+		status = player(e, words, &peer, argv[3][1] == 'i', count);
 	else if (!strcmp(argv[3], "wrong"))
 		status = wrong(e, words);
 	else if (!strcmp(argv[3], "orphan"))

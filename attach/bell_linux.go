@@ -87,13 +87,15 @@ func (b *Bell) Wake() {
 	defer b.mu.Unlock()
 	switch {
 	case b.fd < 0:
-	case b.load.apart.IsZero():
-		b.load.send(b.fd)
+	case b.load.apart.IsZero() && !b.load.send(b.fd):
 	case !b.due:
 		b.due = true
 		b.later(b.late)
 	}
 }
+
+// sendPause is how long pfd waits for memory. Defined by this project.
+const sendPause = time.Millisecond
 
 // late wakes the process for Wake, on another goroutine.
 func (b *Bell) late() {
@@ -110,22 +112,31 @@ func (b *Bell) late() {
 	b.sends.Add(1)
 	defer b.sends.Done()
 	b.mu.Unlock()
-	send(fd)
+	for send(fd) && b.open() {
+		time.Sleep(sendPause)
+	}
 }
 
-// send wakes the process and takes the time. A send that was only interrupted is not held against the
-// process.
-func (l *load) send(fd int) {
+func (b *Bell) open() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.fd >= 0
+}
+
+// send wakes the process and takes the time, as the function send does. A send that was only interrupted
+// is not held against the process.
+func (l *load) send(fd int) (again bool) {
 	began, used := time.Now(), time.Duration(0)
 	if l.suspect {
 		used = processorTime()
 	}
-	send(fd)
+	again = send(fd)
 	long := time.Since(began) > longSend
 	if long && l.suspect && processorTime()-used > longSend {
 		l.apart = began.Add(apartTime)
 	}
 	l.suspect = long
+	return again
 }
 
 // processorTime returns the processor's time of this thread, 0 if the kernel does not tell it.
@@ -137,9 +148,11 @@ func processorTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-func send(fd int) {
-	// A full socket is readable. After any other error nobody waits.
-	_ = unix.Send(fd, wake[:], unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+// send makes a ring readable. It reports whether the kernel has no memory for that at this moment.
+func send(fd int) (again bool) {
+	err := unix.Send(fd, wake[:], unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	// EAGAIN: the socket is full, and so readable. After any other error nobody waits.
+	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR)
 }
 
 // Close closes pfd's end.

@@ -27,7 +27,7 @@ func TestRings(t *testing.T) {
 	t.Run("wrong", func(t *testing.T) { wrongRings(t, bin, client.Socket()) })
 	for _, nodes := range [][2]string{{"0", "1"}, {"0", "0"}} {
 		t.Run(nodes[0]+nodes[1], func(t *testing.T) {
-			first, second := startMessenger(t, bin, client.Socket(), nodes[0], "first", "1000"), startMessenger(t, bin, client.Socket(), nodes[1], "second", "1000")
+			first, second := startMessenger(t, bin, client.Socket(), nodes[0], "first", "10000"), startMessenger(t, bin, client.Socket(), nodes[1], "second", "10000")
 			first.goOn(second.name)
 			second.goOn(first.name)
 			if said := slices.Concat(first.rest(t), second.rest(t)); len(said) != 0 {

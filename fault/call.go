@@ -183,7 +183,7 @@ func (s *slot) joined(p span) span {
 
 // nextBehind takes a slice of the oldest span whose first slice has completed. Slices grow from
 // 16 to 64 pages, so that the first blocks flow early and calls are few; none is shorter than 16
-// unless the whole span is.
+// unless the span ends, or 64 aligned pages.
 func (s *slot) nextBehind() (span, bool) {
 	i := slices.IndexFunc(s.queued, func(p span) bool { return p.size != 0 })
 	if i < 0 {
@@ -197,6 +197,9 @@ func (s *slot) nextBehind() (span, bool) {
 		if n = left; left > maxSlice {
 			n = left - minSlice
 		}
+	}
+	if end := cur.start&^(maxSlice-1) + maxSlice; cur.start+n > end { // two calls would meet in one folio
+		n = end - cur.start
 	}
 	cur.end = cur.start + n
 	p.start = cur.end

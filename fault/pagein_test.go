@@ -181,8 +181,8 @@ func TestSlices(t *testing.T) {
 		{96, []int{16, 16, 32, 32}},
 		{97, []int{16, 16, 32, 33}},
 		{256, []int{16, 16, 32, 64, 64, 64}},
-		// 16+16+32, then 70 left: 54 and 16, none shorter than 16.
-		{134, []int{16, 16, 32, 54, 16}},
+		// 16+16+32, then 70 left: 54, none shorter than 16, but no slice passes the end of 64 aligned pages.
+		{134, []int{16, 16, 32, 54, 10, 6}},
 	}
 	for _, tt := range tests {
 		r := newRig(t, nil)

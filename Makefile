@@ -56,7 +56,7 @@ faultpoints:
 # What needs a quiet machine, or long: not in CI.
 soak:
 	PFD_SOAK=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run '$(SOAK)' $(SOAKS)
-SOAK ?= TestJudges$$|TestUrgentAndLargeTransfers$$|TestHolesInSharedMemory$$|TestMessageStorm$$|TestRingPingPong$$|TestNothingIsLeft$$|TestSpans$$|TestSimulation$$
+SOAK ?= TestJudges$$|TestUrgentAndLargeTransfers$$|TestHolesInSharedMemory$$|TestMessageStorm$$|TestWindowWithdrawnUnderLoad$$|TestRingPingPong$$|TestNothingIsLeft$$|TestSpans$$|TestSimulation$$
 SOAKS ?= ./internal/tracing ./internal/hostile ./rdma ./stream
 
 # All tests beside eight busy loops, those of processes and timing five times.

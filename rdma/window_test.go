@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -359,6 +362,73 @@ func TestWindowWithdrawnUnderLoad(t *testing.T) {
 	}
 	t.Logf("%d rounds: %d writes and %d reads, %d refused", rounds, c.sum[0].done+c.sum[1].done, c.sum[2].done+c.sum[3].done,
 		c.sum[0].refused+c.sum[1].refused+c.sum[2].refused+c.sum[3].refused)
+}
+
+// BenchmarkWindow compares writes of 4 KiB by a process that the target admits with those by one that
+// reaches the target through a window, alone or the last of 64, in turns. The metrics are medians.
+func BenchmarkWindow(b *testing.B) {
+	socket, stop, err := startPFD()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer stop()
+	var e []*rdma.Endpoint
+	for _, o := range []rdma.Options{{Node: 1, Group: "a", AcceptGroup: true}, {Group: "a"}, {Group: "b"}, {Group: "c"}} {
+		o.Socket = socket
+		x, err := rdma.Attach(b.Context(), o)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer x.Close()
+		e = append(e, x)
+	}
+	m, err := e[0].Alloc(4096)
+	if err != nil {
+		b.Fatal(err)
+	}
+	all, err := e[0].Export(m.Bytes())
+	if err != nil {
+		b.Fatal(err)
+	}
+	open := func(r rdma.Remote, peer *rdma.Endpoint) {
+		if _, err := e[0].Window(r, peer.Info().PDID, rdma.RightWrite); err != nil {
+			b.Fatal(err)
+		}
+	}
+	open(all, e[2])
+	for i := range device.WindowsPerSlot - 2 {
+		open(part(all, i, 1), e[3])
+	}
+	open(all, e[3])
+	writers := []string{"admitted", "window", "last-of-64"}
+	sources, times := make([][]byte, len(writers)), make([][]time.Duration, len(writers))
+	for k := range sources {
+		buffer, err := e[k+1].Alloc(4096)
+		if err != nil {
+			b.Fatal(err)
+		}
+		sources[k] = buffer.Bytes()
+	}
+	for b.Loop() {
+		for _, k := range rand.Perm(len(writers)) {
+			began := time.Now()
+			tr, err := e[k+1].Write(b.Context(), rdma.WriteRequest{Src: sources[k], Dst: all})
+			if err == nil {
+				err = tr.Wait(b.Context())
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			times[k] = append(times[k], time.Since(began))
+		}
+	}
+	var median []float64
+	for k, name := range writers {
+		slices.Sort(times[k])
+		median = append(median, float64(times[k][len(times[k])/2].Nanoseconds()))
+		b.ReportMetric(median[k], name+"-ns")
+	}
+	b.ReportMetric(median[1]/median[0], "window/admitted")
 }
 
 // contest is the state of peers that transfer all the time. In a phase in which a peer was refused

@@ -124,6 +124,12 @@ func (m mediated) Writable(node, slot int, va device.VA) bool {
 	return err == nil && mem.Writable(slot, va)
 }
 
+// ReadOnly implements Sharing.
+func (m mediated) ReadOnly(node, slot int, va device.VA, size uint64) bool {
+	mem, err := m.Memory(node)
+	return err == nil && mem.ReadOnly(slot, va, size)
+}
+
 // Page implements Sharing.
 func (m mediated) Page(node int) uint64 {
 	mem, err := m.Memory(node)

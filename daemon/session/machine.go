@@ -99,6 +99,8 @@ type Sharing interface {
 	Invalidate(node, slot int, va device.VA, size uint64)
 	// Writable reports whether memory at va is shared for writing.
 	Writable(node, slot int, va device.VA) bool
+	// ReadOnly reports whether any of a range is shared read-only.
+	ReadOnly(node, slot int, va device.VA, size uint64) bool
 	// Page returns the size of the pages in which memory is shared, 0 if the device is gone.
 	Page(node int) uint64
 	// Asked notes that a slot's process is about to be asked to page in. Called on the owning

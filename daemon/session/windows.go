@@ -18,10 +18,15 @@ type windower struct {
 
 // Window implements attach.Windower.
 func (h windower) Window(w device.MemoryWindow) error {
-	if w.Rights&(device.RightWrite|device.RightAtomic) != 0 && h.s.readOnly.Forbids(w.VA, w.Bytes) {
+	s := h.s
+	readOnly := s.readOnly.Forbids
+	if m := s.d.features.Sharing; m != nil {
+		readOnly = func(va device.VA, size uint64) bool { return m.ReadOnly(s.n.index, s.joined.domain.Slot, va, size) }
+	}
+	if w.Rights&(device.RightWrite|device.RightAtomic) != 0 && readOnly(w.VA, w.Bytes) {
 		return refusal(attach.CodeMemory, "rights %v on %d bytes at %v: the process shares some of them read-only: share them for writing, or give the right to read", w.Rights, w.Bytes, w.VA)
 	}
-	return h.own(func() error { return h.s.n.domains.Window(h.s.joined.domain.Slot, w) })
+	return h.own(func() error { return s.n.domains.Window(s.joined.domain.Slot, w) })
 }
 
 // CloseWindow implements attach.Windower.
@@ -37,7 +42,7 @@ func (h windower) CloseWindow(w device.MemoryWindow) error {
 	case <-over:
 		return nil
 	case <-h.ctx.Done():
-		return h.ctx.Err() // the domain's end withdraws it
+		return refusal(attach.CodeBusy, "the attachment is ending, and the window with it")
 	}
 }
 

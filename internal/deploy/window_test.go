@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
 )
@@ -36,7 +39,7 @@ func TestWindows(t *testing.T) {
 
 func openWindows(t *testing.T, first, second string, messages bool) {
 	const size, from, n = 3 * 4096, 4099, 4091
-	attach := func(socket string, node device.NodeID, group string) *rdma.Endpoint {
+	attached := func(socket string, node device.NodeID, group string) *rdma.Endpoint {
 		e, err := rdma.Attach(t.Context(), rdma.Options{Socket: socket, Node: node, Group: group})
 		if err != nil {
 			t.Fatal(err)
@@ -44,7 +47,7 @@ func openWindows(t *testing.T, first, second string, messages bool) {
 		t.Cleanup(func() { e.Close() })
 		return e
 	}
-	guest, target := attach(first, 0, "guest"), attach(second, 1, "target")
+	guest, target := attached(first, 0, "guest"), attached(second, 1, "target")
 	m, err := target.Alloc(size)
 	if err != nil {
 		t.Fatal(err)
@@ -75,6 +78,7 @@ func openWindows(t *testing.T, first, second string, messages bool) {
 		}
 	}
 	do("before", from, 1, false)
+	readOnly(t, target)
 	window, err := target.Window(part(all, from, n), guest.Info().PDID, rdma.RightRead|rdma.RightWrite)
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +115,40 @@ func openWindows(t *testing.T, first, second string, messages bool) {
 	}
 	if err := window.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// readOnly checks that a process cannot give a right that it has not.
+func readOnly(t *testing.T, e *rdma.Endpoint) {
+	const size = 2 * device.PageSize
+	fd, err := rdma.MakeMemory(size, device.PageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Share(rdma.VAOf(b), size, fd, 0, false); err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.Export(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refused *attach.RefusedError
+	for _, at := range []int{0, size - 1} {
+		if _, err := e.Window(part(r, at, 1), 0, rdma.RightWrite); !errors.As(err, &refused) || refused.Code != attach.CodeMemory {
+			t.Errorf("a right to write byte %d of memory that is shared read-only: %v", at, err)
+		}
+	}
+	w, err := e.Window(part(r, 0, size), 0, rdma.RightRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -486,6 +486,18 @@ func (m *Memory) Writable(slot int, va device.VA) bool {
 	return s != nil && s.write
 }
 
+// ReadOnly reports whether a slot shares any of size bytes at va, and not for writing.
+func (m *Memory) ReadOnly(slot int, va device.VA, size uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.spaces[slot].shares {
+		if !s.write && !s.gone && va < s.end() && (s.va <= va || uint64(s.va-va) < size) {
+			return true
+		}
+	}
+	return false
+}
+
 func (m *Memory) find(slot int, va device.VA) *share {
 	for _, s := range m.spaces[slot].shares {
 		if s.va <= va && va < s.end() && !s.gone {

@@ -82,13 +82,17 @@ func (v *View) Close() error {
 
 // Unwatch closes the userfaultfds of all shares, so that the process may use its own there.
 func (v *View) Unwatch() error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	var errs []error
+	var list []*uffd.Holes
+	v.mu.RLock()
 	for _, s := range v.list {
 		if s.holes != nil {
-			errs = append(errs, s.holes.Close())
+			list = append(list, s.holes)
 		}
+	}
+	v.mu.RUnlock()
+	var errs []error
+	for _, h := range list { // waits while the process changes its mappings
+		errs = append(errs, h.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -132,7 +132,7 @@ func (c *Conn) read(b []byte) (int, error) {
 }
 
 // Write sends b. It returns when the bytes are copied, into memory that is kept until the peer has
-// consumed them, and waits while there is no room: some 256 KiB.
+// consumed them, and waits while there is no room: some 1 MiB.
 func (c *Conn) Write(b []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()

@@ -10,12 +10,12 @@ import (
 
 // Sizes of an endpoint's memory for streams. Values below are defined by this project.
 const (
-	ringSize  = 256 << 10 // of each end, and of its copy of the peer's
+	ringSize  = 1 << 20 // of each end, and of its copy of the peer's
 	wordsStep = (wordsSize + 8 + 63) &^ 63
 	ownBeatAt = wordsSize // the source of writes of words alone
 	maxEnds   = 4096
-	slabEnds  = 16
-	keptRings = 16 // of ended connections: their pages stay
+	slabEnds  = 8
+	keptRings = 8 // of ended connections: their pages stay
 )
 
 // memories are the memory of an endpoint's connections. The words of all lie side by side, for one

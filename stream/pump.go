@@ -2,19 +2,16 @@ package stream
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
-	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/rdma"
 )
 
 // pump waits for the endpoint's events on behalf of all goroutines that wait for one. It is the
 // only place that knows how.
 type pump struct {
-	ep   *rdma.Endpoint
-	ring *rdma.Ring // nil: this process can share no memory
+	ring *rdma.Ring // of the mailbox: it wakes for words and ends of writes, too
 
 	mu   sync.Mutex
 	rung bool
@@ -23,13 +20,10 @@ type pump struct {
 
 func newPump(ep *rdma.Endpoint) (*pump, error) {
 	r, err := ep.Ring(nil)
-	if refused, ok := errors.AsType[*attach.RefusedError](err); ok && refused.Code == attach.CodeMemory {
-		r, err = nil, nil
-	}
 	if err != nil {
 		return nil, err
 	}
-	return &pump{ep: ep, ring: r}, nil
+	return &pump{ring: r}, nil
 }
 
 // wait waits for a time, until wake is called, or for arrivals: a message, a peer's words, the end
@@ -42,27 +36,17 @@ func (p *pump) wait(arrivals bool, most time.Duration) error {
 	rung := p.rung
 	p.rung = false
 	p.mu.Unlock()
-	var err error
 	switch {
 	case rung:
 		return nil
 	case !arrivals:
 		<-ctx.Done()
 		return nil
-	case p.ring == nil:
-		looked := false
-		err = p.ep.Await(ctx, func() bool {
-			before := looked
-			looked = true
-			return before
-		})
-	default:
-		err = p.ring.Wait(ctx)
 	}
-	if ctx.Err() != nil {
-		return nil
+	if err := p.ring.Wait(ctx); ctx.Err() == nil {
+		return err
 	}
-	return err
+	return nil
 }
 
 // wake ends the wait in progress, or the next one.

@@ -49,9 +49,10 @@ type outside interface {
 // end is one end of a connection: a machine without I/O of its own. Its caller gives it the time,
 // calls poll after each event and at its deadline, and holds the lock.
 type end struct {
-	out outside
-	id  uint32 // never 0
-	mem any    // the caller's
+	out  outside
+	host *host
+	id   uint32 // never 0
+	mem  any    // the caller's
 
 	peer     peer
 	peerID   uint32 // 0 while it dials
@@ -127,8 +128,7 @@ func (e *end) refused(now int64, why string) {
 
 // answer accepts the peer's connect, once more if it is repeated.
 func (e *end) answer() {
-	// A lost one is asked for again.
-	e.out.post(e, &message{op: opAccept, from: e.id, to: e.peerID, ring: e.self.ring, size: e.self.size, words: e.self.words})
+	e.host.answer(e.peer, message{op: opAccept, from: e.id, to: e.peerID, ring: e.self.ring, size: e.self.size, words: e.self.words})
 }
 
 // fail resets the connection. Bytes that were taken before can still be read.
@@ -363,7 +363,7 @@ func (e *end) peerShutdown(now int64, flags uint8) {
 	if flags&flagReset != 0 && !known || e.dialing() {
 		e.fail(now, fmt.Errorf("%w: its end was reset", syscall.ECONNRESET))
 	}
-	e.out.post(e, e.shutdown(flagAnswer))
+	e.host.answer(e.peer, *e.shutdown(flagAnswer))
 	e.poll(now)
 }
 

@@ -55,7 +55,14 @@ type host struct {
 	sweep   int64
 	backlog map[uint32]int // of each listener's port
 	life    map[peer]*life
-	dropped uint64 // messages of nobody
+	unsent  []answer // for which no channel was free
+	dropped uint64   // messages of nobody
+}
+
+// answer is an answer to a peer's message.
+type answer struct {
+	to peer
+	m  message
 }
 
 // life is when a peer last showed a sign of life, and when this process shows the next.
@@ -72,7 +79,7 @@ func newHost(out outside, mem memory) *host {
 
 // add makes an end with its memory.
 func (h *host) add() (*end, error) {
-	e := &end{out: h.out}
+	e := &end{out: h.out, host: h}
 	e.s.due, e.r.due = never, never
 	if err := h.mem.equip(e); err != nil {
 		return nil, err
@@ -136,10 +143,10 @@ func (h *host) connection(now int64, from source, words []uint64) {
 	switch {
 	case e == nil && err == nil && m.op == opShutdown && m.flags&flagAnswer == 0:
 		h.buried[peerEnd{p, m.from}] = now + tombstone
-		h.answer(p, &message{op: opShutdown, to: m.from, flags: flagAnswer | flagUnknown})
+		h.answer(p, message{op: opShutdown, to: m.from, flags: flagAnswer | flagUnknown})
 		return
 	case e == nil && err == nil && m.op == opAccept: // this end gave up
-		h.answer(p, &message{op: opShutdown, from: m.to, to: m.from, flags: flagReset})
+		h.answer(p, message{op: opShutdown, from: m.to, to: m.from, flags: flagReset})
 		return
 	case e == nil:
 		h.dropped++
@@ -186,14 +193,14 @@ func (h *host) connect(now int64, p peer, m *message) {
 	case h.buried[k] > now:
 		return
 	case !listens:
-		h.answer(p, &message{op: opReject, to: m.from, flags: reasonPort})
+		h.answer(p, message{op: opReject, to: m.from, flags: reasonPort})
 		return
 	case waiting >= maxBacklog:
 		return // it is asked for again
 	}
 	e, err := h.add()
 	if err != nil {
-		h.answer(p, &message{op: opReject, to: m.from, flags: reasonRoom})
+		h.answer(p, message{op: opReject, to: m.from, flags: reasonRoom})
 		return
 	}
 	e.peer, e.port, e.accepted = p, m.to, true
@@ -205,9 +212,20 @@ func (h *host) connect(now int64, p peer, m *message) {
 	e.answer()
 }
 
-// answer sends a message for which there is no end. If it is lost it is asked for again.
-func (h *host) answer(p peer, m *message) {
-	h.out.post(&end{peer: p}, m)
+// answer sends an answer, now or at the next step. If it is lost it is asked for again.
+func (h *host) answer(p peer, m message) {
+	if len(h.unsent) > 0 || !h.out.post(&end{peer: p}, &m) {
+		if len(h.unsent) < maxBacklog {
+			h.unsent = append(h.unsent, answer{p, m})
+		}
+	}
+}
+
+// answerAll sends the answers for which no channel was free.
+func (h *host) answerAll() {
+	for len(h.unsent) > 0 && h.out.post(&end{peer: h.unsent[0].to}, &h.unsent[0].m) {
+		h.unsent = h.unsent[1:]
+	}
 }
 
 // live makes sure that a peer's life is watched.
@@ -246,8 +264,8 @@ func (h *host) gone(now int64, p peer, err error) {
 	}
 }
 
-// watch tells the peers that this process lives, and ends connections to peers that have not told
-// it for long. It returns when to call it again.
+// watch sends answers and signs of life, and ends connections to peers that have not shown one for
+// long. It returns when to call it again.
 func (h *host) watch(now int64) (next int64) {
 	if now >= h.sweep {
 		h.sweep = now + tombstone
@@ -258,6 +276,9 @@ func (h *host) watch(now int64) (next int64) {
 		}
 	}
 	next = never
+	if h.answerAll(); len(h.unsent) > 0 {
+		next = now + busyAgain
+	}
 	var due map[peer]*end
 	for p, l := range h.life {
 		if l.beat <= now {

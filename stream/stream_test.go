@@ -195,7 +195,7 @@ func TestSizes(t *testing.T) {
 	l := listen(t, to, ":80")
 	for _, most := range []int{1, 48, 49, 1000, 4096, 65536, 65537, 1 << 20} {
 		a, b := pair(t, from, l)
-		total := min(4<<20, 2000*most)
+		total := min(3<<19, 500*most)
 		var g sync.WaitGroup
 		for _, c := range [][2]*stream.Conn{{a, b}, {b, a}} {
 			want := make([]byte, total)

@@ -22,7 +22,7 @@ import (
 	"github.com/exanet/pfd/internal/workload"
 )
 
-// perfFlags are the flags of perf lat, bw, rate and msg.
+// perfFlags are the flags of perf lat, bw, rate, msg and stream.
 type perfFlags struct {
 	workload.Options
 	size, absent, pattern string
@@ -50,6 +50,7 @@ support the measurement.`,
 		a.perfKind("bw", "Measure the bytes per second", "64KiB", 16),
 		a.perfKind("rate", "Measure the transfers per second", "64", 16),
 		a.perfMessageCommand(),
+		a.perfStreamCommand(),
 		a.perfServeCommand())
 	return c
 }
@@ -111,6 +112,23 @@ func (a *app) perfMessageCommand() *cobra.Command {
 	return c
 }
 
+func (a *app) perfStreamCommand() *cobra.Command {
+	p := perfFlags{Options: workload.Options{Method: pagein.GUP.String(), Policy: pagein.PIO.String()}, probability: 1}
+	c := &cobra.Command{
+		Use:   "stream [NAME]",
+		Short: "Measure writes into a stream, and writes of the same size by RDMA alone",
+		Args:  maxArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.perf(cmd.Context(), "stream", strings.Join(args, ""), p, cmd.Flags().Changed("duration"))
+		},
+	}
+	a.nodeFlags(c, &p.Options, "node of this end", "node of the other end, without a NAME")
+	p.amountFlags(c, "writes")
+	c.Flags().StringVarP(&p.size, "size", "s", "1MiB", "bytes of a write, with a unit or without")
+	c.Flags().BoolVarP(&p.all, "all", "a", false, "all sizes from 2 bytes to 8 MiB")
+	return c
+}
+
 func (a *app) perfServeCommand() *cobra.Command {
 	p := perfFlags{}
 	c := &cobra.Command{
@@ -160,10 +178,14 @@ func (p *perfFlags) check(kind string, timed bool) (sizes []uint64, err error) {
 		err = errors.Join(err, fmt.Errorf("--duration %v: want more than 0", p.run.Time))
 	}
 	p.run.Size = size
-	if kind == "msg" {
+	switch {
+	case kind == "msg":
 		m := p.message(8 * uint64(p.words))
 		sizeErr = m.Check()
-	} else if sizeErr == nil {
+	case sizeErr == nil && kind == "stream":
+		s := p.stream(size)
+		sizeErr = s.Check()
+	case sizeErr == nil:
 		sizeErr = p.run.Check()
 	}
 	if err := errors.Join(methodErr, policyErr, err, sizeErr); err != nil {
@@ -188,6 +210,11 @@ func (p *perfFlags) message(size uint64) workload.MessageRun {
 	return workload.MessageRun{Words: int(size / 8), Count: p.run.Count, Time: p.run.Time}
 }
 
+// stream returns the measurement of a stream by writes of a size.
+func (p *perfFlags) stream(size uint64) workload.StreamRun {
+	return workload.StreamRun{Size: size, Count: p.run.Count, Time: p.run.Time}
+}
+
 // perfLine is the result for a size: a row of the table or an element of the JSON.
 type perfLine struct {
 	Bytes      uint64       `json:"size_bytes"`
@@ -210,6 +237,11 @@ type perfLine struct {
 	Single *string      `json:"single_pages"`      // why that is a single page
 	First  maybe.Number `json:"first_average_us"`  // transfers that bring in a folio
 	Others maybe.Number `json:"others_average_us"` // transfers whose folios are there
+
+	// Of perf stream alone: writes of the same size by RDMA, one at a time, and the stream's part of
+	// that.
+	RDMA  maybe.Number `json:"rdma_mb_per_second"`
+	Ratio maybe.Number `json:"stream_to_rdma"`
 }
 
 func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
@@ -227,7 +259,7 @@ func perfLineOf(size uint64, r *workload.PerfResult) (perfLine, error) {
 		Bytes:      size, Min: us(h.Min()), Max: us(h.Max()), Typical: us(h.ValueAtQuantile(50)), Average: h.Mean() / 1e3,
 		Deviation: h.StdDev() / 1e3, P99: maybe.Unknown(), P999: maybe.Unknown(),
 		Peak: peak / 1e6, Bandwidth: bytes / 1e6, Rate: rate / 1e6, Pinned: maybe.Number(r.Pinned), Memory: string(r.Memory),
-		Folio: r.Folio.Bytes(),
+		Folio: r.Folio.Bytes(), RDMA: maybe.Unknown(), Ratio: maybe.Unknown(),
 	}
 	if r.Folio.Single != "" {
 		l.Single = &r.Folio.Single
@@ -294,6 +326,9 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 		columns = []string{"#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99%[usec]", "99.9%[usec]"}
 		spare = []string{"t_stdev[usec]", "99.9%[usec]", "#iterations", "t_avg[usec]"}
 	}
+	if kind == "stream" {
+		columns = append(columns, "RDMA[MB/sec]", "stream/RDMA")
+	}
 	if p.run.Folios {
 		columns = append(columns, "t_first[usec]", "t_others[usec]")
 	}
@@ -302,13 +337,18 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	var lines []perfLine
 	var folio workload.Folio
 	for _, size := range sizes {
-		var r workload.PerfResult
+		var r, bare workload.PerfResult
 		var err error
-		if kind == "msg" {
+		q := p.run
+		q.Size = size
+		switch kind {
+		case "msg":
 			r, err = m.Messages(ctx, p.message(size))
-		} else {
-			q := p.run
-			q.Size = size
+		case "stream":
+			if bare, err = m.Run(ctx, q); err == nil {
+				r, err = m.Streams(ctx, p.stream(size))
+			}
+		default:
 			r, err = m.Run(ctx, q)
 		}
 		if err != nil {
@@ -321,10 +361,17 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 		if err != nil {
 			return err
 		}
+		if kind == "stream" {
+			by, _, _ := bare.Rate()
+			l.RDMA, l.Ratio = maybe.Number(by/1e6), maybe.Number(l.Bandwidth*1e6/by)
+		}
 		lines, folio = append(lines, l), r.Folio
 		row := []any{l.Bytes, l.Iterations, fixed(l.Peak, 2), fixed(l.Bandwidth, 2), fixed(l.Rate, 6)}
 		if kind == "lat" || kind == "msg" {
 			row = []any{l.Bytes, l.Iterations, fixed(l.Min, 2), fixed(l.Max, 2), fixed(l.Typical, 2), fixed(l.Average, 2), fixed(l.Deviation, 2), fixed(float64(l.P99), 2), fixed(float64(l.P999), 2)}
+		}
+		if kind == "stream" {
+			row = append(row, fixed(float64(l.RDMA), 2), fixed(float64(l.Ratio), 2))
 		}
 		if p.run.Folios {
 			row = append(row, fixed(float64(l.First), 2), fixed(float64(l.Others), 2))

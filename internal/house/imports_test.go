@@ -15,7 +15,7 @@ var levels = map[string]int{
 	"daemon/api":     7, // its control interface
 	"daemon/session": 6, // its nodes and attachments
 
-	"internal/workload": 6, "qemu": 6,
+	"internal/workload": 7, "qemu": 6,
 	"internal/suite": 6, // the fault suite: the driver on any bus
 
 	"stream": 6, // connections on rdma

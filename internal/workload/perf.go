@@ -17,6 +17,7 @@ import (
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/rdma"
+	exstream "github.com/exanet/pfd/stream"
 )
 
 // errBytes means that a transfer wrote wrong bytes.
@@ -32,8 +33,9 @@ type Perf struct {
 	seed   uint64
 	pids   []int // initiator, pfd, and the target if it is another process
 
-	to    attachment     // of the target
-	other *rdma.Endpoint // of Messages, without a target in another process; nil: not attached yet
+	to     attachment     // of the target
+	stream *exstream.Conn // of Streams; nil: not dialed yet
+	other  *rdma.Endpoint // of Messages, without a target in another process; nil: not attached yet
 }
 
 // perfAddress returns the address of this user's target with a name. It is an abstract
@@ -150,6 +152,9 @@ func (p *Perf) perf(o op, q perfOrder) (perfOrder, error) {
 
 // Close ends the target and both attachments.
 func (p *Perf) Close() error {
+	if p.stream != nil {
+		_ = p.stream.Close() // the measurement is over
+	}
 	err := p.target.close()
 	if p.other != nil {
 		err = errors.Join(err, p.other.Close())

@@ -38,7 +38,8 @@ type perfOrder struct {
 	Words      rdma.Remote `json:"words,omitzero"`  // a pair of completion words for each part, and messages
 	// Resident is the number of resident pages of the memory.
 	Resident uint64 `json:"resident,omitempty"`
-	Folio    Folio  `json:"folio,omitzero"` // of the memory
+	Folio    Folio  `json:"folio,omitzero"`    // of the memory
+	Address  string `json:"address,omitempty"` // of a stream's listener
 }
 
 // perfFill describes the content of memory: a pattern on the pages that are not absent.
@@ -94,6 +95,8 @@ type perfEnd struct {
 	kinds map[memoryKind]*perfMemory
 	pages *pagemap
 	clock clock
+
+	streamed streamed
 }
 
 func newPerfEnd(ep *rdma.Endpoint) (*perfEnd, error) {
@@ -277,6 +280,7 @@ func (e *perfEnd) watch(ctx context.Context, order []int, last uint64) ([]int64,
 }
 
 func (e *perfEnd) close() error {
+	e.streamed.close()
 	var err error
 	for _, m := range e.kinds {
 		e.perfMemory = m
@@ -321,6 +325,8 @@ func (p *process) obeyPerf(ctx context.Context, o op, q perfOrder) (perfOrder, e
 		err = e.check(q.Size, q.Order, q.Fill)
 	case opPerfEcho:
 		err = e.echo(ctx, q)
+	case opPerfStream:
+		r, err = e.streams(q)
 	case opPerfServe:
 		var n int
 		if err = e.serve(ctx, q.Words); err == nil {

@@ -92,6 +92,18 @@ func TestPerf(t *testing.T) {
 				t.Errorf("%s: %+v: %d rows, %d latencies", way, q, len(r.Rows), len(r.Latencies))
 			}
 		}
+		for _, q := range []StreamRun{{Size: 100, Count: 5000}, {Size: 1 << 20, Time: time.Microsecond}, {Size: 3 << 20, Count: 1}} {
+			r, err := p.Streams(t.Context(), q)
+			if err != nil {
+				t.Fatalf("%s: %+v: %v", way, q, err)
+			}
+			if r.Transfers() < q.Count || len(r.Latencies) == 0 || slices.Min(r.Latencies) <= 0 || r.Pinned != 0 {
+				t.Errorf("%s: %+v: %d rows, %d latencies", way, q, len(r.Rows), len(r.Latencies))
+			}
+		}
+		if _, err := p.Streams(t.Context(), StreamRun{Count: 1}); !errors.Is(err, ErrRequest) {
+			t.Errorf("%s: writes of no bytes into a stream: %v", way, err)
+		}
 		for _, words := range []int{0, 9} {
 			if _, err := p.Messages(t.Context(), MessageRun{Words: words, Count: 1}); !errors.Is(err, ErrRequest) {
 				t.Errorf("%s: messages of %d words: %v", way, words, err)

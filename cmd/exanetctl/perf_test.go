@@ -48,7 +48,7 @@ func TestPerf(t *testing.T) {
 		{"msg -w 9", exitUsage, nil},
 		{"msg -D 0s", exitUsage, nil},
 		{"msg nobody", exitFailed, nil},
-		{"stream -s 64KiB -n 300", exitOK, []string{"RDMA[MB/sec]", "stream/RDMA", "\n     65536          512  "}},
+		{"stream -s 64KiB -n 300", exitOK, []string{"RDMA[MB/sec]", "stream/RDMA", "65536          512  "}},
 		{"stream test-cli -s 7 -n 10 --samples stream.csv -j", exitOK, []string{`"size_bytes":7,`, `"stream_to_rdma":`}},
 		{"stream -a -D 1ms -o csv", exitOK, []string{"\n8388608,"}},
 		{"stream -s 0", exitUsage, nil},

@@ -76,7 +76,7 @@ func TestSpans(t *testing.T) {
 		}
 		total := soak(10<<30, 10<<20)
 		if loss > 0 {
-			total /= 10 // the firmware waits for each frame that is lost
+			total /= 40 // the firmware waits for each frame that is lost
 		}
 		wrote := make(chan [sha256.Size]byte, 1)
 		go func() {

@@ -264,12 +264,16 @@ func (e *end) consume(now int64, n int) {
 
 // tell writes a credit if one is due.
 func (e *end) tell(now int64) {
-	if e.peerShut || e.deaf {
+	if e.silent() {
 		e.r.due = never
 	} else if c, due := e.r.creditDue(now); due {
 		e.writeCredit(now, c)
 	}
 }
+
+// silent reports whether this end writes nothing to its peer any more, or not yet. After its shutdown
+// the peer may use its memory for another connection.
+func (e *end) silent() bool { return e.dialing() || e.peerShut || e.deaf || e.asked != 0 }
 
 // writeCredit writes a credit.
 func (e *end) writeCredit(now int64, c credit) {
@@ -284,7 +288,7 @@ func (e *end) writeCredit(now int64, c credit) {
 // beat writes the last credit again: the peer sees that this process runs, and a failure tells that
 // the peer has ended.
 func (e *end) beat(now int64) {
-	if !e.r.flying && !e.peerShut && !e.deaf && !e.dialing() {
+	if !e.r.flying && !e.silent() {
 		e.writeCredit(now, credit{bytes: e.r.read, spans: e.r.done, reset: e.r.stop})
 	}
 }

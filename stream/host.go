@@ -155,6 +155,7 @@ func (h *host) connection(now int64, from source, words []uint64) {
 		e.fail(now, fmt.Errorf("%w: %w", syscall.ECONNRESET, err))
 	case m.op == opAccept && e.dialing():
 		e.peer = p
+		e.deaf = e.err != nil // it gave up, and said that it writes nothing
 		e.opened(now, m.from, remoteEnd{m.ring, m.size, m.words})
 		h.byPeer[peerEnd{p, m.from}] = e
 		h.live(now, p)

@@ -27,7 +27,8 @@ type world struct {
 	loss, fail int
 	nextVA     device.VA
 	places     map[device.VA]*place
-	live       int // connections with something to do
+	live       int             // connections with something to do
+	abandoned  map[uint64]bool // connections whose dialer gave up, by their acceptor's key
 	bad        string
 }
 
@@ -128,7 +129,7 @@ type simEnd struct {
 	e               *end
 	send, sent, got int // bytes
 	early           bool
-	closing         bool
+	closing, shut   bool
 	key             uint64
 }
 
@@ -141,7 +142,7 @@ type simFlight struct {
 func simOf(e *end) *simEnd { return e.mem.(*simEnd) }
 
 func newWorld(t *testing.T, seed uint64) *world {
-	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 29)), places: map[device.VA]*place{}}
+	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 29)), places: map[device.VA]*place{}, abandoned: map[uint64]bool{}}
 	for i := range w.hosts {
 		s := &simHost{w: w, wakeup: never}
 		s.h = newHost(s, s)
@@ -182,7 +183,11 @@ func (s *simHost) message(e *end, words []uint64) bool {
 func (s *simHost) post(e *end, m *message) bool {
 	m.generation = s.h.generation
 	words := m.encode()
-	return s.message(e, words[:])
+	sent := s.message(e, words[:])
+	if sent && m.op == opShutdown && m.flags&flagAnswer == 0 && e.mem != nil {
+		simOf(e).shut = true
+	}
+	return sent
 }
 
 func (s *simHost) short(e *end, _ uint64, words []uint64) bool { return s.message(e, words) }
@@ -243,6 +248,9 @@ func (s *simHost) write(e *end, n, offset uint64, size uint32, first, last uint6
 		src = e.copy[offset%uint64(len(e.copy)):][:size]
 		dst = e.remote.ring + device.VA(offset%uint64(e.remote.size))
 	}
+	if m.shut {
+		s.w.fault("a write after the shutdown")
+	}
 	if m.writes[n%slots].flying {
 		s.w.fault("a slot is used while a write of it is in flight")
 	}
@@ -251,6 +259,9 @@ func (s *simHost) write(e *end, n, offset uint64, size uint32, first, last uint6
 
 func (s *simHost) credit(e *end, first, last uint64) bool {
 	m := simOf(e)
+	if m.shut {
+		s.w.fault("a credit after the shutdown")
+	}
 	if m.credit.flying {
 		s.w.fault("two credits in flight")
 	}
@@ -339,8 +350,11 @@ func sorted(h *host) (list []*end) {
 func (s *simHost) run(m *simEnd) {
 	w, e := s.w, m.e
 	defer s.step()
+	if w.rng.IntN(10) == 0 {
+		w.after(w.delay(), func() { e.beat(w.now) })
+	}
 	if e.err != nil {
-		if w.fail == 0 {
+		if w.fail == 0 && !w.abandoned[m.key|1] {
 			w.fault("a connection was reset: %v", e.err)
 		}
 		m.finish(s)
@@ -427,6 +441,15 @@ func simulate(t *testing.T, seed uint64, connections, loss, fail int) *world {
 				return
 			}
 			from.start2(e, key, early)
+			if w.rng.IntN(6) == 0 {
+				w.after(w.delay(), func() {
+					if m := simOf(e); e.dialing() && !m.closing {
+						w.abandoned[key|1] = true
+						m.finish(from)
+						from.step()
+					}
+				})
+			}
 			var accept func()
 			accept = func() {
 				for j, a := range to.queue {
@@ -448,6 +471,13 @@ func simulate(t *testing.T, seed uint64, connections, loss, fail int) *world {
 		if w.next(); w.now > int64(time.Hour) {
 			w.fault("it does not end: %d connections live", w.live)
 		}
+		if w.live == 0 { // nobody accepts connections whose dialers have given up
+			for _, a := range to.queue {
+				a.close(w.now)
+			}
+			to.queue = nil
+			to.step()
+		}
 		if w.live == 0 && len(from.h.ends) == 0 && len(to.h.ends) == 0 && w.now > int64(connections)*int64(time.Millisecond) {
 			break
 		}
@@ -468,7 +498,7 @@ func TestSimulation(t *testing.T) {
 				t.Fatalf("seed %d, loss %d, fail %d: %s", seed, c.loss, c.fail, w.bad)
 			}
 			for i, s := range w.hosts {
-				if len(s.h.ends) > 0 || w.live > 0 || c.fail == 0 && (s.put0 != connections || s.lost > 0) {
+				if len(s.h.ends) > 0 || w.live > 0 || c.fail == 0 && (s.put0 > connections || s.put0 < connections-len(w.abandoned) || s.lost > 0) {
 					t.Fatalf("seed %d, loss %d, fail %d: host %d has %d ends left, %d put back, %d retired, %d live",
 						seed, c.loss, c.fail, i, len(s.h.ends), s.put0, s.lost, w.live)
 				}
@@ -480,7 +510,7 @@ func TestSimulation(t *testing.T) {
 // seeds returns how many seeds to simulate: PFD_SOAK=1 runs more.
 func seeds() int {
 	if os.Getenv("PFD_SOAK") != "" {
-		return 5000
+		return 2000
 	}
 	return 15
 }

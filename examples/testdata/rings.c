@@ -163,10 +163,6 @@ static int wrong(exanet *e, uint64_t *words)
 	bad("full", exanet_fd(e), -EBUSY);
 	if (exanet_ring_close(e, mail[2]) || exanet_fd(e) < 0 || exanet_fd(e) != exanet_fd(e))
 		return failed("again");
-	for (int i = 0; i < RINGS - 1 - MAIL_RINGS; i++)
-		if (exanet_ring(e, words + 4 + i, 8, &fd))
-			return failed("many");
-	bad("1025", exanet_ring(e, words + 4 + RINGS, 8, &fd), -EBUSY);
 	if (exanet_ring_close(e, first))
 		return failed("close");
 	bad("closed", exanet_ring_close(e, first), -EBADF);

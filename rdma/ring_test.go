@@ -84,7 +84,7 @@ func TestRing(t *testing.T) {
 				return err == nil && m.Words[0]>>32 == n
 			})
 		}
-		// What wakes one does not wake the others: at most what came before is left for them.
+		// A transfer wakes one ring. The others may still be woken by transfers before.
 		woken := 0
 		for n := uint64(9); n < 29; n++ {
 			notify(t, e[0], part(0), n)

@@ -38,14 +38,13 @@ func (s *Set) Admits(peer device.PDID, right device.Rights, va device.VA, bytes 
 		for on := s.on; on != 0; on &= on - 1 {
 			w := &s.all[bits.TrailingZeros64(on)]
 			if grants(w, peer, right) && va >= w.VA && uint64(va-w.VA) < w.Bytes {
-				reach = max(reach, w.Bytes-uint64(va-w.VA))
+				if reach = max(reach, w.Bytes-uint64(va-w.VA)); reach >= bytes {
+					return true
+				}
 			}
 		}
 		if reach == 0 {
 			return false
-		}
-		if reach >= bytes {
-			return true
 		}
 		va, bytes = va+device.VA(reach), bytes-reach
 	}

@@ -102,7 +102,7 @@ var mutants = []mutant{
 	{"contexts outlive their domain", []edit{
 		{dmaFile, "	e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n", "	if !M {\n		e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n	}\n"}}},
 	{"contexts outlive the right of their sender", []edit{
-		{dmaFile, "!c.header.Read && !d.admits(c.header.SrcPDID)", "!M && !c.header.Read && !d.admits(c.header.SrcPDID)"}}},
+		{dmaFile, "!e.stillAdmits(c) })", "!M && !e.stillAdmits(c) })"}}},
 	{"packets of a newer number counted in the context of an older one", []edit{
 		{recvFile, "	if c == nil || c.header.Seq != f.Seq {", "	if c == nil || !M && c.header.Seq != f.Seq {"},
 		{recvFile, "		if c.writing > 0 && !newUse {", "		if c.writing > 0 && (M || !newUse) {"}}},

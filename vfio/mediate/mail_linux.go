@@ -12,7 +12,7 @@ import (
 // With queues in memory messages for a process come with their events (queues.Messages). Those that
 // its ring has no room for wait here. Once they are more than a mailbox takes, the device is told to
 // keep further ones; a ring's worth may be on its way. Defined by this project.
-const mostCame = device.MailboxDepth + queues.Entries
+const mostCame = device.MailboxDepth + 1 + queues.Entries
 
 // Without, a message for a process raises no vector (spec/hardware.md 3, window mbox), so its mailbox is
 // polled while answers may arrive. Polling starts with a read request, or with a message between

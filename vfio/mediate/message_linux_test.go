@@ -81,8 +81,8 @@ func TestMessagesByQueues(t *testing.T) {
 		send(uint64(count), count)
 		take(uint64(count), count)
 	}
-	// As many as ring, hand, pfd and mailbox take; some are long.
-	const many = attach.MailSlots + 1 + device.MailboxDepth
+	// As many as a mailbox takes: more than the ring does, and some are long.
+	const many = device.MailboxDepth
 	for round := range uint64(4) {
 		for i := range uint64(many) {
 			send(round<<32|i, 1+int(i*round)%8)

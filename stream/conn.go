@@ -70,7 +70,8 @@ func (c *Conn) advance() {
 	}
 }
 
-// leave ends n copies, and returns the memory if the end is over and there are no others.
+// leave records that n copies of bytes to or from the memory have ended. It frees the memory once the
+// end is finished and no copy is under way.
 func (c *Conn) leave(n int) {
 	if c.busy -= n; c.over && c.busy == 0 && c.area.words != nil {
 		c.s.memory.put(c.area, c.retired)

@@ -379,7 +379,7 @@ func (e *end) over() bool {
 	return e.closed && e.acked && (e.peerShut || e.lost) && !e.flying()
 }
 
-// retired reports whether something may still be written into the memory of an end that is over.
+// retired reports whether a late write may still arrive in the memory of an end that both sides have finished.
 func (e *end) retired() bool { return e.lost || e.peerDoubtful }
 
 // flushed reports whether all that was sent is in the peer's memory, or never will be.

@@ -103,7 +103,7 @@ func (h *host) dial(now int64, node device.NodeID, iface uint8, port uint32) (*e
 	return e, nil
 }
 
-// remove forgets an end that is over. Its peer's connect may still arrive once more.
+// remove forgets an end that is finished. A repeated connect of its peer may still arrive.
 func (h *host) remove(now int64, e *end) {
 	delete(h.ends, e.id)
 	if k := (peerEnd{e.peer, e.peerID}); h.byPeer[k] == e {
@@ -113,7 +113,7 @@ func (h *host) remove(now int64, e *end) {
 	h.mem.put(e, e.retired())
 }
 
-// poll polls an end and removes it if it is over.
+// poll polls an end, and removes it once it is finished.
 func (h *host) poll(now int64, e *end) {
 	e.poll(now)
 	if err := e.vanished; err != nil {

@@ -248,7 +248,7 @@ func TestPeerIsKilled(t *testing.T) {
 	}
 }
 
-// A peer that is stopped loses nothing, and holds up nobody who does not wait for it.
+// A connection loses no byte while its peer is stopped, and connections to other peers go on.
 func TestPeerIsStopped(t *testing.T) {
 	socket := startPFD(t)
 	ep := attach(t, socket, 0)

@@ -29,7 +29,7 @@ func withWindows(t *testing.T) (*faulttest.Node, *domain.Manager) {
 
 var someWindow = device.MemoryWindow{VA: 0x7f0000001003, Bytes: 0x101, Peer: 0x77, Rights: device.RightRead | device.RightWrite}
 
-// A window is set up and withdrawn by its registers; the withdrawal is over when it is not busy.
+// A window is opened and withdrawn by its registers. The withdrawal has ended when CTRL no longer reads busy.
 func TestWindow(t *testing.T) {
 	n, m := withWindows(t)
 	n.Record = true
@@ -85,7 +85,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// A withdrawal in progress is over when its domain has drained.
+// A withdrawal in progress ends when its domain has drained.
 func TestWindowEndsWithItsDomain(t *testing.T) {
 	n, m := withWindows(t)
 	if err := m.Window(0, someWindow); err != nil {

@@ -113,6 +113,7 @@ struct exanet {
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	int64_t time_offset;	/* of CLOCK_MONOTONIC in the time namespace, ns */
 	uint64_t last;
+	uint64_t crowded;	/* until then no waiting thread yields */
 	uint64_t looked;	/* when gone checked the socket: a killed pfd writes nothing to the memory */
 };
 

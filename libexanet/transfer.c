@@ -24,7 +24,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { MS = 1000000, SPIN = 20000, OFFER = 2000, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
+enum { MS = 1000000, SPIN = 20000, OFFER = 2000, CROWDED_YIELD = 200000, CROWDED = 100 * MS, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
 
 /* A transfer's number: the count of its place's uses, and the place (channels, then reads). */
 enum { PLACE_BITS = 6, PLACES = 1 << PLACE_BITS, USES = 1 << 24 };
@@ -373,8 +373,15 @@ int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, cons
 	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
 	int status;
 	for (int64_t at; (status = done(e, arg)) == EXANET_ONGOING && (at = now()) - began < SPIN && at < end;)
-		if (at - began >= OFFER)
+		if (at - began >= OFFER) {
+			if ((int64_t)load64(&e->crowded) > at)
+				break;
 			sched_yield();	/* pfd and the sender of a message may need this processor */
+			if (now() - at > CROWDED_YIELD) {	/* others use it: sleeping takes less */
+				store64(&e->crowded, now() + CROWDED);
+				break;
+			}
+		}
 	if (status != EXANET_ONGOING)
 		return status;
 	__atomic_fetch_add((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);

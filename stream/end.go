@@ -131,12 +131,14 @@ func (e *end) answer() {
 	e.host.answer(e.peer, message{op: opAccept, from: e.id, to: e.peerID, ring: e.self.ring, size: e.self.size, words: e.self.words})
 }
 
-// fail resets the connection. Bytes that were taken before can still be read.
+// fail resets the connection. Bytes that have arrived can still be read: the peer may have ended
+// after its Close.
 func (e *end) fail(now int64, err error) {
 	if e.err != nil {
 		return
 	}
 	e.err = err
+	e.load(now)
 	e.s.stopped, e.r.stop = true, true
 	e.asked, e.askDue = 0, 0
 	e.out.abort(e)

@@ -68,6 +68,23 @@ func TestPeersThatAreGone(t *testing.T) {
 	}
 }
 
+// A process may end after Close: all that it sent is read, even if its end is noticed first.
+func TestPeerEndsAfterClose(t *testing.T) {
+	w, a, b := idlePair(t)
+	w.hosts[0].stopped = true
+	b.send(w.now, 1000)
+	b.close(w.now)
+	w.until(b.flushed)
+	w.hosts[1].stopped, w.hosts[1].ended = true, true
+	a.send(w.now, 1000)
+	w.until(func() bool { return !simOf(a).writes[0].flying })
+	w.hosts[0].stopped = false
+	w.hosts[0].step()
+	if n := len(a.r.available()); a.err == nil || n != 1000 || !a.r.fin {
+		t.Errorf("%d bytes of 1000, the end of the stream: %v, %v", n, a.r.fin, a.err)
+	}
+}
+
 // A dial that nobody answers fails after 5 s, and one that each node refuses earlier.
 func TestDialTimes(t *testing.T) {
 	w := newWorld(t, 4)

@@ -25,8 +25,15 @@ const patience = 2 * time.Minute
 
 var bin string // directory of the programs
 
-// TestMain builds the programs once.
+// TestMain builds the programs once, or is the other process of TestStreams.
 func TestMain(m *testing.M) {
+	if args := os.Getenv(echoEnv); args != "" {
+		if err := echo(args); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(testMain(m))
 }
 

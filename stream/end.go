@@ -218,7 +218,7 @@ func (e *end) load(now int64) {
 // send sends n bytes, which are in the copy.
 func (e *end) send(now int64, n int) {
 	k := e.s.append(now, n, 0)
-	if n <= maxShort {
+	if n <= maxShort && k%refreshEvery < refreshEvery-slots {
 		m := short{to: e.peerID, number: uint32(k), length: n}
 		at := e.s.spans[k%slots].offset % uint64(len(e.copy))
 		copy(m.data[:n], e.copy[at:])
@@ -288,11 +288,13 @@ func (e *end) writeCredit(now int64, c credit) {
 }
 
 // beat writes the last credit again: the peer sees that this process runs, and a failure tells that
-// the peer has ended.
-func (e *end) beat(now int64) {
-	if !e.r.flying && !e.silent() {
-		e.writeCredit(now, credit{bytes: e.r.read, spans: e.r.done, reset: e.r.stop})
+// the peer has ended. It reports whether the write has begun.
+func (e *end) beat(now int64) bool {
+	if e.r.flying || e.silent() {
+		return false
 	}
+	e.writeCredit(now, credit{bytes: e.r.read, spans: e.r.done, reset: e.r.stop})
+	return e.r.flying
 }
 
 // close ends the connection for the program: bytes that were sent are delivered, and nothing more is taken.

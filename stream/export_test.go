@@ -1,6 +1,8 @@
 package stream
 
 import (
+	"time"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
 )
@@ -20,6 +22,17 @@ func Held(ep *rdma.Endpoint) (held, retired int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.memory.lent, s.memory.used - len(s.memory.places) - s.memory.lent
+}
+
+// Sleeps reports whether nothing is due for the connections of an endpoint before something arrives.
+func Sleeps(ep *rdma.Endpoint) bool {
+	s, err := stackOf(ep)
+	if err != nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.arrivals && s.planned-s.now() > int64(time.Minute)
 }
 
 // Dropped returns the messages that were of no connection.

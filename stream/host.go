@@ -11,8 +11,9 @@ import (
 // Times and limits of a host. Values below are defined by this project (docs/streams.md).
 const (
 	beatEvery  = int64(time.Second)      // a sign of life, to each peer
-	silentFor  = int64(60 * time.Second) // without one a peer has stopped for good
+	maxSilent  = 60                      // beats that a peer leaves unanswered: it has stopped for good
 	tombstone  = int64(10 * time.Second) // a connect may be overtaken that long
+	maxBuried  = maxEnds                 // ends of peers that are remembered so, unless they were this host's
 	maxBacklog = 128                     // connections that wait for Accept
 )
 
@@ -55,6 +56,7 @@ type host struct {
 	sweep   int64
 	backlog map[uint32]int // of each listener's port
 	life    map[peer]*life
+	due     int64    // the earliest deadline that came since the caller's last step, which resets it
 	unsent  []answer // for which no channel was free
 	dropped uint64   // messages of nobody
 }
@@ -65,15 +67,19 @@ type answer struct {
 	m  message
 }
 
-// life is when a peer last showed a sign of life, and when this process shows the next.
+// life is when a peer last showed a sign of life, and when this process shows the next. A peer's
+// silence is counted in beats of this process that have ended since: while pfd or this process is
+// stopped there are none, and the silence says nothing of the peer.
 type life struct {
 	seen, beat int64
+	silent     int
+	by         *end // that wrote the last beat
 }
 
 func newHost(out outside, mem memory) *host {
 	return &host{
 		out: out, mem: mem, ends: map[uint32]*end{}, byPeer: map[peerEnd]*end{}, buried: map[peerEnd]int64{},
-		backlog: map[uint32]int{}, life: map[peer]*life{},
+		backlog: map[uint32]int{}, life: map[peer]*life{}, due: never,
 	}
 }
 
@@ -122,7 +128,9 @@ func (h *host) poll(now int64, e *end) {
 	}
 	if e.over() && h.ends[e.id] == e {
 		h.remove(now, e)
+		return
 	}
+	h.due = min(h.due, e.deadline())
 }
 
 // connection takes a message of kind 13.
@@ -142,7 +150,9 @@ func (h *host) connection(now int64, from source, words []uint64) {
 	}
 	switch {
 	case e == nil && err == nil && m.op == opShutdown && m.flags&flagAnswer == 0:
-		h.buried[peerEnd{p, m.from}] = now + tombstone
+		if len(h.buried) < maxBuried {
+			h.buried[peerEnd{p, m.from}] = now + tombstone
+		}
 		h.answer(p, message{op: opShutdown, to: m.from, flags: flagAnswer | flagUnknown})
 		return
 	case e == nil && err == nil && m.op == opAccept: // this end gave up
@@ -218,6 +228,7 @@ func (h *host) answer(p peer, m message) {
 	if len(h.unsent) > 0 || !h.out.post(&end{peer: p}, &m) {
 		if len(h.unsent) < maxBacklog {
 			h.unsent = append(h.unsent, answer{p, m})
+			h.due = 0
 		}
 	}
 }
@@ -233,6 +244,7 @@ func (h *host) answerAll() {
 func (h *host) live(now int64, p peer) {
 	if h.life[p] == nil {
 		h.life[p] = &life{seen: now, beat: now + beatEvery}
+		h.due = min(h.due, now+beatEvery)
 	}
 }
 
@@ -295,22 +307,26 @@ func (h *host) watch(now int64) (next int64) {
 		return next
 	}
 	for _, e := range h.ends {
-		if e.dialing() || e.peerShut || e.acked {
+		if e.silent() {
 			continue
 		}
 		if _, ok := due[e.peer]; ok {
 			due[e.peer] = e
-			h.life[e.peer].seen = max(h.life[e.peer].seen, e.seen)
+			if l := h.life[e.peer]; e.seen > l.seen {
+				l.seen, l.silent = e.seen, 0
+			}
 		}
 	}
 	for p, e := range due {
-		switch {
+		switch l := h.life[p]; {
 		case e == nil:
 			delete(h.life, p)
-		case now-h.life[p].seen >= silentFor:
-			h.gone(now, p, fmt.Errorf("%w: the peer has shown no sign of life for %d s", syscall.ECONNRESET, silentFor/1e9))
-		default:
-			e.beat(now)
+		case l.silent >= maxSilent:
+			h.gone(now, p, fmt.Errorf("%w: the peer has shown no sign of life for %d s", syscall.ECONNRESET, maxSilent*beatEvery/1e9))
+		case l.by != nil && l.by.r.flying: // pfd does not serve it
+		case e.beat(now):
+			l.by = e
+			l.silent++
 		}
 	}
 	return next

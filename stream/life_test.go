@@ -33,6 +33,13 @@ func (w *world) until(over func() bool) time.Duration {
 	return time.Duration(w.now - began)
 }
 
+// pass lets a time pass.
+func (w *world) pass(d time.Duration) {
+	over := false
+	w.after(int64(d), func() { over = true })
+	w.until(func() bool { return over })
+}
+
 // A connection that is idle for long stays.
 func TestIdle(t *testing.T) {
 	w, a, b := idlePair(t)
@@ -82,6 +89,63 @@ func TestPeerEndsAfterClose(t *testing.T) {
 	w.hosts[0].step()
 	if n := len(a.r.available()); a.err == nil || n != 1000 || !a.r.fin {
 		t.Errorf("%d bytes of 1000, the end of the stream: %v, %v", n, a.r.fin, a.err)
+	}
+}
+
+// While pfd, or both processes, are stopped no peer shows a sign of life, and none is taken for stopped:
+// the connections go on.
+func TestStoppedTogether(t *testing.T) {
+	for name, stop := range map[string]func(*world, bool){
+		"pfd": func(w *world, stopped bool) {
+			w.frozen = stopped
+			for _, f := range w.held {
+				f()
+			}
+			w.held = nil
+		},
+		"the processes": func(w *world, stopped bool) {
+			for _, s := range w.hosts {
+				s.stopped = stopped
+			}
+		},
+	} {
+		w, a, b := idlePair(t)
+		for range 100 { // each could write one beat before pfd goes on
+			if _, err := w.hosts[0].h.dial(w.now, 1, 17, 80); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.hosts[0].step()
+		w.until(func() bool { return len(w.hosts[1].queue) == 101 })
+		w.pass(time.Minute)
+		for range 3 {
+			stop(w, true)
+			w.pass(10 * time.Minute)
+			stop(w, false)
+			for _, s := range w.hosts {
+				s.step()
+			}
+			w.pass(2 * time.Minute)
+		}
+		if n := len(w.hosts[0].h.ends); a.err != nil || b.err != nil || n != 101 || w.bad != "" {
+			t.Errorf("%s: %v, %v; %d of 101 connections; %s", name, a.err, b.err, n, w.bad)
+		}
+	}
+}
+
+// A process that admits this one sends shutdowns of ends that never were: only some are remembered.
+func TestFloodOfShutdowns(t *testing.T) {
+	w, a, b := idlePair(t)
+	for i := range uint32(100_000) {
+		m := (&message{op: opShutdown, from: 1000 + i, generation: 7}).encode()
+		w.hosts[1].h.connection(w.now, source{0, 16, 5}, m[:])
+	}
+	if n := len(w.hosts[1].h.buried); n > 10_000 {
+		t.Errorf("%d ends are remembered", n)
+	}
+	w.pass(time.Minute)
+	if a.err != nil || b.err != nil || len(w.hosts[1].h.buried) > 0 {
+		t.Errorf("%v, %v; %d ends are remembered for ever", a.err, b.err, len(w.hosts[1].h.buried))
 	}
 }
 

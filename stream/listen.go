@@ -106,6 +106,7 @@ func dial(ctx context.Context, ep *rdma.Endpoint, a Addr) (*Conn, error) {
 		}
 		e.close(s.now())
 		c.advance()
+		s.plan(e)
 		return nil, err
 	}
 	return c, nil
@@ -213,6 +214,7 @@ func (l *Listener) Close() error {
 		c.e.close(s.now())
 		c.advance()
 	}
+	s.plan(nil)
 	l.queue = nil
 	l.w.signal(s)
 	return nil

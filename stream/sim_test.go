@@ -29,6 +29,8 @@ type world struct {
 	places     map[device.VA]*place
 	live       int             // connections with something to do
 	abandoned  map[uint64]bool // connections whose dialer gave up, by their acceptor's key
+	frozen     bool            // pfd is stopped
+	held       []func()        // what it does when it goes on
 	bad        string
 }
 
@@ -200,7 +202,17 @@ func (s *simHost) start(f *simFlight, src []byte, dst, notify device.VA, first, 
 	}
 	s.flying++
 	*f = simFlight{flying: true, count: f.count + 1}
-	count := f.count
+	if w.frozen {
+		w.held = append(w.held, func() { s.fly(f, src, dst, notify, first, last) })
+	} else {
+		s.fly(f, src, dst, notify, first, last)
+	}
+	return true
+}
+
+// fly performs a write.
+func (s *simHost) fly(f *simFlight, src []byte, dst, notify device.VA, first, last uint64) {
+	w, count := s.w, f.count
 	land := func(b []byte) { copy(w.at(dst, len(b)), b) }
 	lasts := (1 + w.rng.Int64N(20)) * w.delay()
 	for range w.rng.IntN(4) {
@@ -238,7 +250,6 @@ func (s *simHost) start(f *simFlight, src []byte, dst, notify device.VA, first, 
 			w.after(lasts, func() { end(nil) })
 		})
 	})
-	return true
 }
 
 func (s *simHost) write(e *end, n, offset uint64, size uint32, first, last uint64) bool {

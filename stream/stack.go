@@ -99,13 +99,17 @@ func (s *stack) run() {
 	}
 }
 
-// plan wakes the pump if it sleeps for longer than e may wait (nil: no end changed), or does not
-// wait for arrivals and a goroutine does.
+// plan wakes the pump if it sleeps for longer than e (if it is not nil), or an end that was polled since
+// its last step, may wait, or if it does not wait for arrivals and a goroutine does.
 func (s *stack) plan(e *end) {
 	if s.planned == 0 {
 		return // it does not sleep, and looks before it does
 	}
-	if s.parked > 0 && !s.arrivals || e != nil && e.deadline() < s.planned || len(s.memory.stale) > 0 {
+	due := s.h.due
+	if e != nil {
+		due = min(due, e.deadline())
+	}
+	if s.parked > 0 && !s.arrivals || due < s.planned || len(s.memory.stale) > 0 {
 		s.planned = 0
 		s.pump.wake()
 	}
@@ -121,7 +125,9 @@ func (s *stack) step() (next int64) {
 		connOf(e).signal()
 		next = min(next, e.deadline())
 	}
-	return min(next, s.h.watch(now))
+	next = min(next, s.h.watch(now))
+	s.h.due = never
+	return next
 }
 
 // mailAtOnce bounds the messages of a kind that are taken before anything else is done. Defined

@@ -9,12 +9,14 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/rdma"
 	"github.com/exanet/pfd/stream"
 )
@@ -92,6 +94,30 @@ func TestDialErrors(t *testing.T) {
 	_, err = l.Accept()
 	opErr(t, "accept of a closed one", err, net.ErrClosed, "")
 	listen(t, ep, ":7")
+}
+
+// A process that is stopped, or whose messages are lost, is asked again, also if this process has
+// slept.
+func TestDialAsksAgain(t *testing.T) {
+	socket := startPFD(t)
+	from, to := attach(t, socket, 0), attach(t, socket, 1)
+	listen(t, from, ":80")
+	for !stream.Sleeps(from) {
+		runtime.Gosched()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := stream.Dial(ctx, from, fmt.Sprintf("exanet:1/%d/80", to.Info().Interface))
+		done <- err
+	}()
+	for range 3 {
+		if err := to.Await(t.Context(), func() bool { _, ok := to.Take(mailbox.KindConnection); return ok }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	opErr(t, "dial", <-done, context.Canceled, "")
 }
 
 // A process of another group is not admitted.

@@ -43,6 +43,11 @@ var (
 // numberMask is the part of a span's number that its slot holds.
 const numberMask = 1<<24 - 1
 
+// refreshEvery is the period in which each slot is written at least once: the last 64 spans of each
+// period go into their slots, even short ones. Otherwise the number in a slot could be so old that it
+// is taken for a later one. Defined by this project (docs/streams.md).
+const refreshEvery = 1 << 22
+
 // slot is the two completion words of a span.
 type slot struct {
 	offset uint64 // in the stream, of the span's first byte

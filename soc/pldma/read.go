@@ -1,6 +1,8 @@
 package pldma
 
 import (
+	"slices"
+
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -38,9 +40,9 @@ func (e *Engine) OpenRead(slot int, r OpenRead) (open, served bool) {
 	return true, false
 }
 
-// CloseRead handles the answer that a read has failed. It returns false if data of this read, or
-// of a former read into the same memory, is still being written: the answer must not be received
-// yet.
+// CloseRead handles the answer that a read has failed. It returns false if data or completion words
+// of this read, or of a former read into the same memory, are still being written: the answer must
+// not be received yet.
 func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
 	o := &e.reads[slot]
 	for i := range o.reads {
@@ -48,7 +50,7 @@ func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
 		if o.used>>uint(i)&1 == 0 || x.Tag != tag || x.Interface != iface {
 			continue
 		}
-		if e.writingInto(uint8(slot), x, nil) {
+		if e.writingInto(uint8(slot), x, nil) || e.writingWords(uint8(slot), x) {
 			return false
 		}
 		o.used &^= 1 << uint(i)
@@ -89,6 +91,14 @@ func (e *Engine) writingInto(slot uint8, r *OpenRead, but *context) bool {
 		}
 	}
 	return false
+}
+
+// writingWords reports whether completion words of a read are being written to those of r. The
+// process uses their memory for its next read, whose words they would overwrite.
+func (e *Engine) writingWords(slot uint8, r *OpenRead) bool {
+	return slices.ContainsFunc(e.accesses, func(a *Access) bool {
+		return a.kind == writeWords && a.Slot == slot && !a.orphan && a.ctx.header.Read && a.VA == r.Notify
+	})
 }
 
 // drained reports whether the completion words of c may be written: the read is open, and no data

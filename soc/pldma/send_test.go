@@ -257,4 +257,25 @@ func TestOpenReads(t *testing.T) {
 			t.Error("cannot be closed")
 		}
 	})
+	t.Run("not closed while its words are written", func(t *testing.T) {
+		r := newRig(t)
+		r.e.OpenRead(0, read)
+		r.receive(r.frame(0, 1, 0, 1000, w))
+		for len(r.moves) == 0 || r.moves[0].kind == writeData {
+			if len(r.moves) > 0 {
+				r.move()
+			} else {
+				r.walk()
+			}
+		}
+		// A failure in the meantime, of the block's acknowledgement for instance: the process would
+		// use the words for its next read, and these would land later.
+		if r.e.CloseRead(0, 20, 3) {
+			t.Error("closed while its completion words are being written")
+		}
+		r.settle()
+		if open, served := r.e.OpenRead(0, read); !open || !served {
+			t.Errorf("after its words: open %v, served %v", open, served)
+		}
+	})
 }

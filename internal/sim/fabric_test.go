@@ -235,7 +235,7 @@ func (p *Process) Send(c int, dst device.NodeID, box uint8, words ...uint64) boo
 
 // Settle runs all outstanding events for d ns.
 func (w *World) Settle(d int64) error {
-	for end := w.now + d; w.events.Len() > 0 && w.events[0].at <= end; {
+	for end := w.now + d; w.events.len() > 0 && w.events.next() <= end; {
 		if err := w.step(); err != nil {
 			return err
 		}

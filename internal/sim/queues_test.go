@@ -37,7 +37,7 @@ func (b *inMemory) access(a *queue.Access) {
 	n, w := b.n, b.n.world
 	d := w.rng.Int64N(queueTime)
 	broken := b.broken > 0 && w.rng.IntN(1e6) < b.broken
-	w.after(d, n.alive(func() {
+	n.after(d, called).run = func() {
 		at := a.Addr - queuesAt
 		ok := !broken && at < uint64(len(b.rings)) && at+uint64(len(a.Data)) <= uint64(len(b.rings))
 		switch {
@@ -48,7 +48,7 @@ func (b *inMemory) access(a *queue.Access) {
 			copy(a.Data, b.rings[at:])
 		}
 		n.Event(&soc.Event{Kind: soc.QueueAccessed, Access: a.ID, OK: ok})
-	}))
+	}
 }
 
 // Window implements device.Bus.

@@ -1,13 +1,9 @@
 package sim
 
 import (
-	"container/heap"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash"
-	"hash/fnv"
 	"math/rand/v2"
 	"time"
 
@@ -19,6 +15,7 @@ import (
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
 )
@@ -57,12 +54,11 @@ type World struct {
 	cfg      Config
 	rng      *rand.Rand
 	now      int64
-	events   eventHeap
-	order    uint64
+	events   eventQueue
 	pool     *wire.Pool
 	nodes    []*Node
-	digest   hash.Hash64
-	steps    int
+	digest   record.Digest
+	audits   []*Node  // nodes that are to be audited after this event
 	sent     uint64   // number of frames
 	observer observer // may be nil
 	dir      *domain.Directory
@@ -106,28 +102,7 @@ type Node struct {
 	actions  []soc.Action
 	out      []link.Delivery
 	free     [2]int64 // with Costs: when its driver's processors become free
-}
-
-type event struct {
-	at    int64
-	order uint64
-	run   func()
-}
-
-type eventHeap []event
-
-func (h eventHeap) Len() int { return len(h) }
-func (h eventHeap) Less(i, j int) bool {
-	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].order < h[j].order
-}
-func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *eventHeap) Push(x any)   { *h = append(*h, x.(event)) }
-func (h *eventHeap) Pop() any {
-	old := *h
-	e := old[len(old)-1]
-	old[len(old)-1] = event{}
-	*h = old[:len(old)-1]
-	return e
+	steps    int      // since its last audit
 }
 
 // New creates a world and initializes every node as pfd does.
@@ -137,7 +112,7 @@ func New(cfg Config) (*World, error) {
 	}
 	w := &World{
 		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)),
-		pool: new(wire.Pool), digest: fnv.New64a(),
+		pool: new(wire.Pool),
 	}
 	var err error
 	w.dir, err = domain.NewDirectory(domain.DirectoryConfig{Generation: device.Generation(w.rng.Uint32() | 1)})
@@ -166,7 +141,7 @@ func (n *Node) power() {
 		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts,
 		Queues: cfg.front != nil, Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 	})
-	n.deadline = 1 << 62
+	n.deadline = never
 }
 
 // start initializes the node as pfd does.
@@ -207,16 +182,6 @@ func (n *Node) start() (err error) {
 	return nil
 }
 
-// alive returns a function that runs f unless the node's current machine has been replaced.
-func (n *Node) alive(f func()) func() {
-	s := n.SOC
-	return func() {
-		if n.SOC == s {
-			f()
-		}
-	}
-}
-
 // Now returns the simulated time, ns.
 func (w *World) Now() int64 { return w.now }
 
@@ -224,11 +189,19 @@ func (w *World) Now() int64 { return w.now }
 func (w *World) Node(i int) *Node { return w.nodes[i] }
 
 // Digest returns a fingerprint of all events: equal seeds produce equal digests.
-func (w *World) Digest() uint64 { return w.digest.Sum64() }
+func (w *World) Digest() uint64 { return uint64(w.digest) }
 
+// after calls f after d ns.
 func (w *World) after(d int64, f func()) {
-	w.order++
-	heap.Push(&w.events, event{w.now + max(d, 0), w.order, f})
+	w.events.push(w.now + max(d, 0)).run = f
+}
+
+// after schedules an event of the node after d ns, which is dropped if the node's machine has been
+// replaced by then.
+func (n *Node) after(d int64, kind eventKind) *event {
+	e := n.world.events.push(n.world.now + max(d, 0))
+	e.kind, e.node, e.machine = kind, n, n.SOC
+	return e
 }
 
 // ErrStuck reports that the simulation did not end within its time.
@@ -238,8 +211,8 @@ var ErrStuck = errors.New("simulation does not end")
 // reached before, and any error of Audit.
 func (w *World) Run(limit int64, over func() bool) error {
 	for !over() {
-		if w.events.Len() == 0 || w.events[0].at > limit {
-			return fmt.Errorf("%w: seed %d at %d ns, %d events left", ErrStuck, w.cfg.Seed, w.now, w.events.Len())
+		if w.events.len() == 0 || w.events.next() > limit {
+			return fmt.Errorf("%w: seed %d at %d ns, %d events left", ErrStuck, w.cfg.Seed, w.now, w.events.len())
 		}
 		if err := w.step(); err != nil {
 			return err
@@ -248,32 +221,26 @@ func (w *World) Run(limit int64, over func() bool) error {
 	return nil
 }
 
+// auditEvery is how many steps a node takes between two audits.
+const auditEvery = 64
+
 func (w *World) step() error {
-	e := heap.Pop(&w.events).(event)
-	w.now = e.at
-	e.run()
+	var e event
+	w.now, e = w.events.pop()
+	w.happen(&e)
 	if w.observer != nil {
 		if err := w.observer.failed(); err != nil {
 			return fmt.Errorf("seed %d: %w", w.cfg.Seed, err)
 		}
 	}
-	w.steps++
-	if w.steps%64 == 0 {
-		for i, n := range w.nodes {
-			if err := n.SOC.Audit(); err != nil {
-				return fmt.Errorf("seed %d, node %d at %d ns: %w", w.cfg.Seed, i, w.now, err)
-			}
+	for _, n := range w.audits {
+		n.steps = 0
+		if err := n.SOC.Audit(); err != nil {
+			return fmt.Errorf("seed %d, node %d at %d ns: %w", w.cfg.Seed, n.id, w.now, err)
 		}
 	}
+	w.audits = w.audits[:0]
 	return nil
-}
-
-func (w *World) note(vs ...uint64) {
-	var b [8]byte
-	for _, v := range vs {
-		binary.LittleEndian.PutUint64(b[:], v)
-		_, _ = w.digest.Write(b[:])
-	}
 }
 
 // memoryTime returns the duration of the next access to memory.
@@ -298,43 +265,37 @@ func (n *Node) Event(ev *soc.Event) {
 
 func (n *Node) do(actions []soc.Action) {
 	w := n.world
+	if n.steps++; n.steps == auditEvery {
+		w.audits = append(w.audits, n)
+	}
 	// Actions may write registers, and so call this method recursively.
 	n.actions = nil
 	for i := range actions {
 		a := &actions[i]
-		w.note(uint64(w.now), uint64(a.Kind), uint64(a.Slot), uint64(a.Channel), uint64(a.Done), uint64(a.Vector))
+		w.digest.Mix(uint64(w.now))
+		w.digest.Mix(uint64(a.Kind) | uint64(a.Slot)<<8 | uint64(a.Channel)<<16 | uint64(a.Vector)<<32)
+		w.digest.Mix(uint64(a.Done))
 		switch a.Kind {
 		case soc.Transmit:
 			n.transmit(a.Frame)
 		case soc.Walk:
-			id, slot, va, pages, write := a.Access.ID, a.Access.Slot, a.Access.VA, a.Access.Pages(), a.Access.Write
-			p := n.process[slot]
-			w.after(w.memoryTime(), n.alive(func() {
-				absent, denied := p.walk(va, pages, write)
-				n.Event(&soc.Event{Kind: soc.Walked, Access: id, Absent: absent, Denied: denied})
-			}))
+			e := n.after(w.memoryTime(), walked)
+			e.access, e.process = a.Access, n.process[a.Access.Slot]
 		case soc.Move:
-			acc, p := *a.Access, n.process[a.Access.Slot]
-			if w.observer != nil && acc.Write {
-				w.observer.moves(n, p, &acc)
+			p := n.process[a.Access.Slot]
+			if w.observer != nil && a.Access.Write {
+				w.observer.moves(n, p, a.Access)
 			}
-			w.after(w.memoryTime(), n.alive(func() {
-				ok := p.move(acc.VA, acc.Data, acc.Write)
-				w.note(uint64(acc.VA), uint64(len(acc.Data)))
-				if w.observer != nil && acc.Write && ok {
-					w.observer.landed(p, &acc)
-				}
-				n.Event(&soc.Event{Kind: soc.Moved, Access: acc.ID, OK: ok})
-			}))
+			e := n.after(w.memoryTime(), moved)
+			e.access, e.process = a.Access, p
 		case soc.Interrupt:
-			v := int(a.Vector)
 			d := int64(200)
 			if w.cfg.Costs != nil {
 				d = w.cfg.Costs.Interrupt
 			} else if w.cfg.Interrupt > 0 {
 				d += w.rng.Int64N(w.cfg.Interrupt)
 			}
-			w.after(d, n.alive(func() { n.handler.Interrupt(v) }))
+			n.after(d, interrupted).number = uint64(a.Vector)
 		case soc.DescriptorChanged:
 			if w.observer != nil {
 				w.observer.reported(n, a)
@@ -345,15 +306,8 @@ func (n *Node) do(actions []soc.Action) {
 		case soc.MailArrived:
 			m := int(a.Interface)
 			if p := n.process[(m-device.MailboxProcess)%device.Slots]; p != nil && p.OnMail != nil {
-				w.after(200, n.alive(func() {
-					for {
-						src, words, ok := n.SOC.TakeMail(m)
-						if !ok {
-							return
-						}
-						p.OnMail(src, words)
-					}
-				}))
+				e := n.after(200, mailed)
+				e.process, e.number = p, uint64(m)
 			}
 		case soc.WordsWritten:
 			if p := n.process[a.Slot]; p != nil && p.OnWords != nil {
@@ -370,16 +324,11 @@ func (n *Node) do(actions []soc.Action) {
 // tick schedules the node's deadline.
 func (n *Node) tick() {
 	d := n.SOC.Deadline()
-	if d >= n.deadline || d >= 1<<62 {
+	if d >= n.deadline || d >= never {
 		return
 	}
 	n.deadline = d
-	n.world.after(d-n.world.now, n.alive(func() {
-		if n.deadline == d {
-			n.deadline = 1 << 62
-		}
-		n.Event(&soc.Event{Kind: soc.Tick})
-	}))
+	n.after(d-n.world.now, ticked).number = uint64(d)
 }
 
 func (n *Node) transmit(f *wire.Frame) {
@@ -397,18 +346,12 @@ func (n *Node) transmit(f *wire.Frame) {
 		w.observer.carried(n.out)
 	}
 	w.sent++
-	order := w.sent
 	for _, d := range n.out {
-		g := d.Frame
 		if w.cfg.Costs != nil {
-			d.At += w.cfg.Costs.later(g)
+			d.At += w.cfg.Costs.later(d.Frame)
 		}
-		w.after(d.At-w.now, func() {
-			if w.observer != nil {
-				w.observer.arrived(g, order)
-			}
-			w.nodes[dst].Event(&soc.Event{Kind: soc.FrameArrived, Frame: g})
-		})
+		e := w.events.push(max(d.At, w.now))
+		e.kind, e.node, e.frame, e.number = arrived, w.nodes[dst], d.Frame, w.sent
 	}
 }
 
@@ -423,7 +366,7 @@ func (n *Node) Serve(context.Context, device.Handler) error {
 }
 
 // Post runs f after the current event.
-func (n *Node) Post(f func()) { n.world.after(0, n.alive(f)) }
+func (n *Node) Post(f func()) { n.after(0, called).run = f }
 
 // PageIn implements space.Machine: the pages are there when their duration has passed.
 func (n *Node) PageIn(slot int, op *space.Op, long bool) {
@@ -433,12 +376,8 @@ func (n *Node) PageIn(slot int, op *space.Op, long bool) {
 	} else if d = 4500 + n.world.memoryTime(); long {
 		d += 20000
 	}
-	n.world.after(d, n.alive(func() {
-		op.Start()
-		op.Paged = n.process[slot].PageIn(op.VA, op.Pages, op.Write)
-		op.End()
-		op.Done()
-	}))
+	e := n.after(d, paged)
+	e.op, e.number = op, uint64(slot)
 }
 
 type window struct {

@@ -135,8 +135,8 @@ type Record struct {
 // that registers read. Its zero value is the start.
 type Digest uint64
 
-// mix adds one number (defined by this project: a multiplication by 2^64 over the golden ratio).
-func (d *Digest) mix(v uint64) {
+// Mix adds one number (defined by this project: a multiplication by 2^64 over the golden ratio).
+func (d *Digest) Mix(v uint64) {
 	h := (uint64(*d) ^ v) * 0x9e3779b97f4a7c15
 	*d = Digest(h ^ h>>32)
 }
@@ -150,16 +150,16 @@ func bit(b bool) uint64 {
 
 // Actions adds the actions of a step or a store.
 func (d *Digest) Actions(node int, out []soc.Action) {
-	d.mix(uint64(node)<<32 | uint64(len(out)))
+	d.Mix(uint64(node)<<32 | uint64(len(out)))
 	for i := range out {
 		a := &out[i]
-		d.mix(uint64(a.Kind) | uint64(a.Slot)<<8 | uint64(a.Channel)<<16 | uint64(a.Interface)<<24 |
+		d.Mix(uint64(a.Kind) | uint64(a.Slot)<<8 | uint64(a.Channel)<<16 | uint64(a.Interface)<<24 |
 			uint64(a.Vector)<<32 | uint64(a.Status)<<40 | uint64(a.Paused)<<48)
-		d.mix(uint64(a.Done))
+		d.Mix(uint64(a.Done))
 		if x := a.Access; x != nil {
-			d.mix(uint64(x.ID) | uint64(x.Slot)<<32 | bit(x.Write)<<40 | bit(x.Ordered)<<41)
-			d.mix(uint64(x.VA))
-			d.mix(uint64(len(x.Data)))
+			d.Mix(uint64(x.ID) | uint64(x.Slot)<<32 | bit(x.Write)<<40 | bit(x.Ordered)<<41)
+			d.Mix(uint64(x.VA))
+			d.Mix(uint64(len(x.Data)))
 		}
 		if f := a.Frame; f != nil {
 			d.frame(f)
@@ -171,41 +171,41 @@ func (d *Digest) Actions(node int, out []soc.Action) {
 }
 
 func (d *Digest) queue(q *queue.Access) {
-	d.mix(uint64(q.ID) | uint64(len(q.Data))<<32 | bit(q.Write)<<62 | bit(q.Entries)<<63)
-	d.mix(q.Addr)
+	d.Mix(uint64(q.ID) | uint64(len(q.Data))<<32 | bit(q.Write)<<62 | bit(q.Entries)<<63)
+	d.Mix(q.Addr)
 	for i := 0; q.Write && i+8 <= len(q.Data); i += 8 {
-		d.mix(binary.LittleEndian.Uint64(q.Data[i:]))
+		d.Mix(binary.LittleEndian.Uint64(q.Data[i:]))
 	}
 }
 
 func (d *Digest) frame(f *wire.Frame) {
-	d.mix(uint64(f.Kind) | uint64(f.SrcNode)<<24 | uint64(f.SrcInterface)<<48)
-	d.mix(uint64(f.Epoch) | uint64(f.Link)<<32)
-	d.mix(uint64(f.SrcGeneration) | uint64(f.DstGeneration)<<32)
-	d.mix(uint64(f.SrcPDID) | uint64(f.DstNode)<<16 | uint64(f.DstMailbox)<<40)
-	d.mix(uint64(f.DstPDID) | uint64(f.ID)<<16 | uint64(f.Seq)<<32 | uint64(f.First)<<48)
-	d.mix(uint64(f.Code) | uint64(f.Block)<<8 | uint64(f.Length)<<32 | bit(f.Last)<<48 | bit(f.HasWords)<<49 | bit(f.WordsMissing)<<50)
-	d.mix(uint64(f.VA))
-	d.mix(uint64(f.Remaining))
-	d.mix(f.Present)
-	d.mix(f.Corrupt)
-	d.mix(f.Duplicate)
-	d.mix(uint64(f.Completion.VA))
-	d.mix(f.Completion.First)
-	d.mix(f.Completion.Last)
+	d.Mix(uint64(f.Kind) | uint64(f.SrcNode)<<24 | uint64(f.SrcInterface)<<48)
+	d.Mix(uint64(f.Epoch) | uint64(f.Link)<<32)
+	d.Mix(uint64(f.SrcGeneration) | uint64(f.DstGeneration)<<32)
+	d.Mix(uint64(f.SrcPDID) | uint64(f.DstNode)<<16 | uint64(f.DstMailbox)<<40)
+	d.Mix(uint64(f.DstPDID) | uint64(f.ID)<<16 | uint64(f.Seq)<<32 | uint64(f.First)<<48)
+	d.Mix(uint64(f.Code) | uint64(f.Block)<<8 | uint64(f.Length)<<32 | bit(f.Last)<<48 | bit(f.HasWords)<<49 | bit(f.WordsMissing)<<50)
+	d.Mix(uint64(f.VA))
+	d.Mix(uint64(f.Remaining))
+	d.Mix(f.Present)
+	d.Mix(f.Corrupt)
+	d.Mix(f.Duplicate)
+	d.Mix(uint64(f.Completion.VA))
+	d.Mix(f.Completion.First)
+	d.Mix(f.Completion.Last)
 	for _, w := range f.Message[:min(int(f.MessageLen), len(f.Message))] {
-		d.mix(w)
+		d.Mix(w)
 	}
 }
 
 // Taken adds a message taken from a mailbox; ok is false if there was none.
 func (d *Digest) Taken(source mailbox.Source, words *[device.PktzMaxWords]uint64, ok bool) {
-	d.mix(bit(ok))
-	d.mix(source.Encode())
+	d.Mix(bit(ok))
+	d.Mix(source.Encode())
 	for _, w := range words {
-		d.mix(w)
+		d.Mix(w)
 	}
 }
 
 // Loaded adds the value that a register read.
-func (d *Digest) Loaded(v uint64) { d.mix(v) }
+func (d *Digest) Loaded(v uint64) { d.Mix(v) }

@@ -54,7 +54,7 @@ func (e *Engine) Reset(epoch uint32) {
 			a.ctx = nil
 		}
 	}
-	for id := range e.held {
+	for id := range e.held.All() {
 		e.Forget(device.TransactionID(id))
 	}
 	e.domains = [device.Slots]Domain{}
@@ -84,8 +84,8 @@ func (e *Engine) SetDomain(slot int, pdid device.PDID, g device.Generation, enab
 			a.gone = true
 		}
 	}
-	for id := range e.held {
-		if h := &e.held[id]; h.share != nil && int(h.block.Slot) == slot {
+	for id, h := range e.held.All() {
+		if h.share != nil && int(h.block.Slot) == slot {
 			e.Forget(device.TransactionID(id))
 		}
 	}
@@ -147,7 +147,7 @@ func (e *Engine) Send(b *wire.Block) {
 		e.sink.Sent(b.ID)
 		return
 	}
-	if h := &e.held[b.ID]; h.share != nil {
+	if h := e.held.At(int(b.ID)); h.share != nil {
 		if h.block.First == b.First && h.block.DstNode == b.DstNode && len(h.payload) == int(b.Length) {
 			h.block = *b
 			e.transmit(b, h.payload)

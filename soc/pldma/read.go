@@ -13,6 +13,9 @@ import (
 // stay open.
 func (e *Engine) OpenRead(slot int, r OpenRead) (open, served bool) {
 	o := &e.reads[slot]
+	if o.reads == nil {
+		o.reads = make([]OpenRead, OpenReads)
+	}
 	free := -1
 	for n := range o.reads {
 		i := (o.next + n) % OpenReads

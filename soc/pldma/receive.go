@@ -36,7 +36,7 @@ func (e *Engine) accept(now int64, f *wire.Frame) bool {
 	if s == nil {
 		return false
 	}
-	r := &s.records[f.ID]
+	r := s.records.At(int(f.ID))
 	if r.known && r.newest.Newer(f.Seq) {
 		e.cfg.Counts[device.PktStale]++
 		return false
@@ -143,8 +143,8 @@ func (e *Engine) offer(f *wire.Frame, number uint32) {
 // newLife forgets a source's former life: its contexts end, and a fault equal to one of its last
 // faults is a new fault.
 func (e *Engine) newLife(s *source, f *wire.Frame) *source {
-	for i := range s.records {
-		if c := s.records[i].ctx; c != nil {
+	for _, r := range s.records.All() {
+		if c := r.ctx; c != nil {
 			e.abandon(c)
 		}
 	}

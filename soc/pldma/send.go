@@ -9,7 +9,7 @@ import (
 // Forget releases the bytes held for a block: it will not be retransmitted or, if it is, it will
 // be read again.
 func (e *Engine) Forget(id device.TransactionID) {
-	if h := &e.held[id%device.Transactions]; h.share != nil {
+	if h := e.held.At(int(id)); h.share != nil {
 		e.cfg.Pool.Release(h.payload, h.share)
 		*h = heldBlock{}
 	}
@@ -21,7 +21,7 @@ func (e *Engine) transmit(b *wire.Block, payload []byte) {
 	f.Epoch, f.Link = e.epoch, e.links[b.DstNode]
 	f.HasWords, f.Completion = b.HasWords, b.Completion
 	f.Payload = payload
-	if h := &e.held[b.ID]; h.share != nil {
+	if h := e.held.At(int(b.ID)); h.share != nil {
 		f.Shared = h.share
 		f.Shared.Holders++
 	}
@@ -44,7 +44,7 @@ func (e *Engine) Linked(f *wire.Frame) {
 		return
 	}
 	e.links[f.SrcNode] = f.Link
-	if h := &e.held[f.ID]; h.share != nil && h.block.DstNode == f.SrcNode && h.block.Seq == f.Seq {
+	if h := e.held.At(int(f.ID)); h.share != nil && h.block.DstNode == f.SrcNode && h.block.Seq == f.Seq {
 		e.transmit(&h.block, h.payload)
 	}
 }
@@ -60,7 +60,7 @@ func (e *Engine) readEnded(a *Access, ok bool, failed uint64) {
 		e.sink.SourceFault(id)
 	case ok:
 		e.Forget(id)
-		e.held[id] = heldBlock{block: a.block, payload: a.Data, share: e.cfg.Pool.Share()}
+		*e.held.At(int(id)) = heldBlock{block: a.block, payload: a.Data, share: e.cfg.Pool.Share()}
 		e.transmit(&a.block, a.Data)
 		e.sink.Sent(id)
 	default:

@@ -4,6 +4,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/fifo"
 	"github.com/exanet/pfd/soc/smmu"
+	"github.com/exanet/pfd/soc/sparse"
 	"github.com/exanet/pfd/soc/window"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -180,7 +181,7 @@ type Engine struct {
 	accesses []*Access // by ID
 	freeList *Access
 	slots    [device.Slots]accessQueue
-	held     [device.Transactions]heldBlock
+	held     sparse.Table[heldBlock]
 
 	recv  receiver
 	reads [device.Slots]openReads
@@ -231,8 +232,8 @@ func (r *OpenRead) match(f *wire.Header, hasWords bool, w *wire.Completion) (ok,
 
 type openReads struct {
 	used  uint64
-	reads [OpenReads]OpenRead
-	next  int // where the next one goes, if that place is free
+	reads []OpenRead // OpenReads, or nil before the first
+	next  int        // where the next one goes, if that place is free
 	// served: closed by their completion words. They stay known until their place is reused: a
 	// process that does not see the words at once repeats its request.
 	served uint64
@@ -260,7 +261,7 @@ type record struct {
 type source struct {
 	epoch, link        uint32 // of the current life; link 0: none yet
 	nextEpoch, offered uint32 // of the life that may be the next
-	records            [device.Transactions]record
+	records            sparse.Table[record]
 }
 
 // context is a block being received: key (source node, transaction id).

@@ -17,14 +17,15 @@ func (fw *Firmware) Audit() error {
 	var ids [device.Slots]int
 	var flying [device.Channels]int
 	var sending [device.Slots]int
+	var used [device.Transactions]bool
 	live := 0
-	for i := range fw.tx {
-		t := &fw.tx[i]
+	for i, t := range fw.tx.All() {
 		if t.state == stateFree {
 			continue
 		}
 		live++
-		x := &fw.channels[t.transfer]
+		used[i] = true
+		x := fw.channels.At(int(t.transfer))
 		if !x.live {
 			return fmt.Errorf("%w: id %d belongs to channel %d, which has ended", ErrAudit, i, t.transfer)
 		}
@@ -46,7 +47,7 @@ func (fw *Firmware) Audit() error {
 			break // the ring is unused
 		}
 		id := fw.free.ring[(fw.free.front+i)%len(fw.free.ring)]
-		if seen[id] || fw.tx[id].state != stateFree {
+		if seen[id] || used[id] {
 			return fmt.Errorf("%w: id %d is free twice or in use", ErrAudit, id)
 		}
 		seen[id] = true
@@ -65,8 +66,7 @@ func (fw *Firmware) Audit() error {
 	if err := fw.auditQueues(); err != nil {
 		return err
 	}
-	for c := range fw.channels {
-		x := &fw.channels[c]
+	for c, x := range fw.channels.All() {
 		if x.live && x.inflight != flying[c] || x.live && x.inflight > fw.window(x) && fw.outstanding > 1 {
 			return fmt.Errorf("%w: channel %d has %d blocks in flight of %d, window %d", ErrAudit, c, x.inflight, flying[c], fw.window(x))
 		}
@@ -77,10 +77,10 @@ func (fw *Firmware) Audit() error {
 	for i := 1; i < lists; i++ {
 		since := int64(-1 << 62)
 		for id := fw.timers[i].head; id >= 0; id = fw.timed[id].next {
-			if fw.tx[id].since < since {
+			if fw.tx.At(int(id)).since < since {
 				return fmt.Errorf("%w: timer list %d is out of order at id %d", ErrAudit, i, id)
 			}
-			since = fw.tx[id].since
+			since = fw.tx.At(int(id)).since
 		}
 	}
 	return nil
@@ -95,7 +95,7 @@ func (fw *Firmware) auditQueues() error {
 				return fmt.Errorf("%w: class %d of slot %d: the bitmap is wrong", ErrAudit, class, slot)
 			}
 			for c := q.head; c >= 0; c = fw.run.links[c].next {
-				x := &fw.channels[c]
+				x := fw.channels.At(int(c))
 				if !x.queued || !x.live || x.failing || int(x.class) != class || int(x.slot) != slot {
 					return fmt.Errorf("%w: channel %d is in the wrong queue", ErrAudit, c)
 				}
@@ -105,9 +105,13 @@ func (fw *Firmware) auditQueues() error {
 			}
 		}
 	}
-	for c := range fw.channels {
-		if x := &fw.channels[c]; x.queued {
+	var reading [device.Slots]uint32
+	for c, x := range fw.channels.All() {
+		if x.queued {
 			queued--
+		}
+		if ch := c%device.ChannelsPerSlot - device.WriteChannels; x.live && ch >= 0 {
+			reading[c/device.ChannelsPerSlot] |= 1 << ch
 		}
 	}
 	if queued != 0 {
@@ -123,11 +127,8 @@ func (fw *Firmware) auditQueues() error {
 	}
 	for i := range fw.domains {
 		q := &fw.domains[i].reads
-		for ch := range uint(readChannels) {
-			x := &fw.channels[i*device.ChannelsPerSlot+device.WriteChannels+int(ch)]
-			if x.live != (q.busy>>ch&1 != 0) {
-				return fmt.Errorf("%w: read channel %d of slot %d: busy and live differ", ErrAudit, ch, i)
-			}
+		if reading[i] != q.busy {
+			return fmt.Errorf("%w: read channels of slot %d: %#x are busy and %#x live", ErrAudit, i, q.busy, reading[i])
 		}
 		for k := range q.level {
 			if fw.mayServe(i, q.at(k).m.PDID) {

@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/sparse"
 	"github.com/exanet/pfd/soc/window"
 )
 
@@ -21,7 +22,7 @@ func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
 	}
 	fw := &Firmware{
 		cfg: cfg, counts: counts,
-		seq: make(map[device.NodeID]*numbers),
+		seq: make(map[device.NodeID]*sparse.Table[numbers]),
 	}
 	fw.Reset()
 	fw.SetTimeout(device.TimeoutReset)
@@ -35,7 +36,7 @@ func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
 func (fw *Firmware) Reset() {
 	fw.domains = [device.Slots]domain{}
 	fw.reserve = keptIDs * device.Slots
-	fw.tx = [device.Transactions]transaction{}
+	fw.tx.Clear()
 	fw.free = tickets{}
 	for i := range fw.cfg.IDs {
 		fw.free.put(int16(i))
@@ -44,7 +45,7 @@ func (fw *Firmware) Reset() {
 	for i := range fw.timers {
 		fw.timers[i] = list{-1, -1}
 	}
-	fw.channels = [device.Channels]transfer{}
+	fw.channels.Clear()
 	fw.run.reset()
 	fw.out = fw.out[:0]
 }
@@ -73,7 +74,7 @@ func (fw *Firmware) Recheck(slot int) {
 	}
 	for busy := d.reads.busy; busy != 0; busy &= busy - 1 {
 		c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
-		if !fw.admits(slot, &fw.channels[c].request.m) {
+		if !fw.admits(slot, &fw.channels.At(int(c)).request.m) {
 			fw.fail(c, device.StatusDomain)
 		}
 	}
@@ -84,7 +85,7 @@ func (fw *Firmware) Recheck(slot int) {
 // still being read.
 func (fw *Firmware) Withdrawing(slot int, va device.VA, bytes uint64) bool {
 	for busy := fw.domains[slot].reads.busy; busy != 0; busy &= busy - 1 {
-		x := &fw.channels[slot*device.ChannelsPerSlot+device.WriteChannels+bits.TrailingZeros32(busy)]
+		x := fw.channels.At(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
 		if m := &x.request.m; !fw.admits(slot, m) && window.Overlap(m.Src, uint64(m.Size), va, bytes) {
 			return true
 		}
@@ -102,13 +103,14 @@ func (fw *Firmware) SetDomain(slot int, pdid device.PDID, g device.Generation, e
 	if d.enabled {
 		fw.refuseWaiting(slot)
 		for c := slot * device.ChannelsPerSlot; c < (slot+1)*device.ChannelsPerSlot; c++ {
-			if fw.channels[c].live {
+			if x := fw.channels.Find(c); x != nil && x.live {
 				fw.fail(int16(c), device.StatusGone)
 			}
 		}
 	}
 	d.pdid, d.generation, d.enabled = pdid, g, enabled
-	d.reads.failed, d.reads.served = [maxPending]failure{}, [maxServed]request{}
+	clear(d.reads.failed)
+	clear(d.reads.served)
 }
 
 // Doorbell starts the transfer of descriptor d on a channel of a slot or, if d.Abort is set, ends
@@ -120,7 +122,7 @@ func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 		return
 	}
 	c := int16(slot*device.ChannelsPerSlot + channel)
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	if x.live {
 		if d.Abort && !x.failing {
 			fw.fail(c, device.StatusAborted)
@@ -151,9 +153,9 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 		return
 	}
 	id := int16(a.Transaction)
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if n := fw.seq[src]; n != nil {
-		n.answered(id, a.Sequence)
+		n.At(int(id)).answered(a.Sequence)
 	}
 	if t.state == stateFree || t.node != src || t.seq != a.Sequence || t.sending > 0 {
 		fw.counts[device.AckStale]++
@@ -177,9 +179,9 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 }
 
 func (fw *Firmware) acknowledged(id int16) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	c := int16(t.transfer)
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	if t.words {
 		x.wordsIn = true
 	}
@@ -202,11 +204,11 @@ func (fw *Firmware) acknowledged(id int16) {
 // pause suspends a block's time-out until a RAPF or the guard time-out (000 §3.2.2; PART cancels
 // the time-out, the guard is defined by this project).
 func (fw *Firmware) pause(now int64, id int16) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	fw.noteRefusal(id)
 	if t.state != statePaused {
 		t.state = statePaused
-		fw.channels[t.transfer].paused++
+		fw.channels.At(int(t.transfer)).paused++
 		fw.update(int16(t.transfer), device.DoneOngoing)
 	}
 	fw.enlist(id, listGuard+t.guardStep, now)
@@ -215,7 +217,7 @@ func (fw *Firmware) pause(now int64, id int16) {
 // backOff retransmits a block that the receiver could not take; from the third refusal in a row
 // on, after a back-off.
 func (fw *Firmware) backOff(now int64, id int16) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	fw.unpause(id)
 	t.nackRow++
 	if t.nackRow < backoffFromRow {
@@ -228,17 +230,17 @@ func (fw *Firmware) backOff(now int64, id int16) {
 
 // Sent reports that the PLDMA has finished sending block id.
 func (fw *Firmware) Sent(now int64, id device.TransactionID) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if t.state == stateFree || t.sending == 0 {
 		return
 	}
 	t.sent, t.sentAt = true, fw.stamp
-	fw.seq[t.node].sent[id] = t.seq
+	fw.seq[t.node].At(int(id)).sent = t.seq
 	if fw.sent(t); t.sending > 0 {
 		return
 	}
 	c := int16(t.transfer)
-	if fw.channels[c].failing {
+	if fw.channels.At(int(c)).failing {
 		fw.release(int16(id))
 		fw.finish(c)
 		return
@@ -255,7 +257,7 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 // SourceFault reports that the source of block id could not be read and nothing was sent. With a
 // TXFIFO the block pauses until a RAPF from its own node; without one its time-out keeps running.
 func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if t.state == stateFree || t.sending == 0 {
 		return
 	}
@@ -265,7 +267,7 @@ func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
 	t.again = false
 	t.lastCode = device.CodeSlaveError
 	c := int16(t.transfer)
-	if fw.channels[c].failing {
+	if fw.channels.At(int(c)).failing {
 		fw.release(int16(id))
 		fw.finish(c)
 		return
@@ -292,13 +294,13 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 	}
 	fw.counts[device.RAPFRx]++
 	id := int16(m.Transaction)
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if t.state == stateFree || t.seq != m.Sequence {
 		fw.counts[device.RAPFStale]++
 		return
 	}
 	c := int16(t.transfer)
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	fromTarget := src == t.node && m.PDID == x.dst && m.Generation == x.desc.DstGeneration
 	fromSource := src == fw.cfg.Node && m.PDID == x.pdid && m.Generation == x.generation && t.atSource
 	if m.PDID != m.Claimed || !fromTarget && !fromSource {
@@ -329,10 +331,10 @@ func (fw *Firmware) Expire(now int64) {
 	for i := 1; i < lists; i++ {
 		for {
 			id := fw.timers[i].head
-			if id < 0 || fw.tx[id].since+fw.period(i) > now {
+			if id < 0 || fw.tx.At(int(id)).since+fw.period(i) > now {
 				break
 			}
-			t := &fw.tx[id]
+			t := fw.tx.At(int(id))
 			fw.delist(id)
 			switch t.state {
 			case stateIssued, stateRetransmitted:
@@ -348,7 +350,7 @@ func (fw *Firmware) Expire(now int64) {
 
 // attempt retransmits without a request, which counts towards the limit.
 func (fw *Firmware) attempt(now int64, id int16) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	counts := t.sourceFault == 0 || now-t.sourceFault > sourceGrace
 	if counts {
 		t.attempts++
@@ -367,7 +369,7 @@ func (fw *Firmware) attempt(now int64, id int16) {
 // retransmit sends block id again under a new sequence number, but not while the hardware still
 // sends the old one (001 §3.3, retransmission bit).
 func (fw *Firmware) retransmit(now int64, id int16) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {
 		t.again = true
 		return
@@ -376,7 +378,7 @@ func (fw *Firmware) retransmit(now int64, id int16) {
 	t.state, t.atSource = stateRetransmitted, false
 	fw.counts[device.Retransmits]++
 	t.resent++
-	fw.channels[t.transfer].resent++
+	fw.channels.At(int(t.transfer)).resent++
 	t.seq = fw.nextSequence(t.node, id)
 	if !t.sent && t.sending == 0 {
 		// No node has received the earlier numbers, so they may be reused.
@@ -386,9 +388,9 @@ func (fw *Firmware) retransmit(now int64, id int16) {
 }
 
 func (fw *Firmware) unpause(id int16) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if t.state == statePaused {
-		fw.channels[t.transfer].paused--
+		fw.channels.At(int(t.transfer)).paused--
 		fw.update(int16(t.transfer), device.DoneOngoing)
 	}
 	t.state = stateIssued
@@ -397,15 +399,15 @@ func (fw *Firmware) unpause(id int16) {
 
 // release ends transaction id and frees the ID.
 func (fw *Firmware) release(id int16) {
-	t := &fw.tx[id]
-	x := &fw.channels[t.transfer]
+	t := fw.tx.At(int(id))
+	x := fw.channels.At(int(t.transfer))
 	status := uint8(0)
 	if x.failing {
 		status = x.status
 	}
 	fw.tellRefusal(id, true, status)
 	fw.unpause(id)
-	for p := &x.first; *p >= 0; p = &fw.tx[*p].peer {
+	for p := &x.first; *p >= 0; p = &fw.tx.At(int(*p)).peer {
 		if *p == id {
 			*p = t.peer
 			break
@@ -418,7 +420,7 @@ func (fw *Firmware) release(id int16) {
 // fail ends a transfer with a status. Its other blocks are cancelled; blocks being sent are
 // cancelled when the sending ends, since their source is in use until then.
 func (fw *Firmware) fail(c int16, status uint8) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	if !x.live {
 		return
 	}
@@ -427,8 +429,8 @@ func (fw *Firmware) fail(c int16, status uint8) {
 	}
 	fw.unqueue(c)
 	for id := x.first; id >= 0; {
-		next := fw.tx[id].peer
-		if fw.tx[id].sending == 0 {
+		next := fw.tx.At(int(id)).peer
+		if fw.tx.At(int(id)).sending == 0 {
 			fw.release(id)
 		}
 		id = next
@@ -437,7 +439,7 @@ func (fw *Firmware) fail(c int16, status uint8) {
 }
 
 func (fw *Firmware) finish(c int16) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	if x.inflight > 0 {
 		return
 	}
@@ -452,7 +454,7 @@ func (fw *Firmware) complete(c int16) {
 
 // over removes a transfer from its channel.
 func (fw *Firmware) over(c int16) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	fw.unqueue(c)
 	x.live = false
 	dir, status := tally.Write, uint8(device.StatusNone)

@@ -26,16 +26,19 @@ type ChannelInfo struct {
 
 // Channel describes channel ch of a slot.
 func (fw *Firmware) Channel(slot, ch int) ChannelInfo {
-	x := &fw.channels[slot*device.ChannelsPerSlot+ch]
+	x := fw.channels.Find(slot*device.ChannelsPerSlot + ch)
+	if x == nil {
+		x = new(transfer)
+	}
 	i := ChannelInfo{
 		Live: x.live, Failing: x.failing, Descriptor: x.desc, Issued: x.issued,
 		Blocks: x.blocks, Acked: x.acked, InFlight: x.inflight, Paused: x.paused, Retransmitted: x.resent,
 		SourcePDID: x.pdid, SourceGeneration: x.generation, DestinationPDID: x.dst, Window: fw.window(x), Class: x.classNow(), Began: x.began,
 	}
 	if x.live && x.first >= 0 {
-		i.Newest = fw.tx[x.first].seq
-		for id := x.first; id >= 0; id = fw.tx[id].peer {
-			i.Oldest = fw.tx[id].seq
+		i.Newest = fw.tx.At(int(x.first)).seq
+		for id := x.first; id >= 0; id = fw.tx.At(int(id)).peer {
+			i.Oldest = fw.tx.At(int(id)).seq
 		}
 	}
 	return i
@@ -71,12 +74,11 @@ type TransactionInfo struct {
 // Transactions returns the transactions in flight, ordered by ID.
 func (fw *Firmware) Transactions() []TransactionInfo {
 	var list []TransactionInfo
-	for i := range fw.tx {
-		t := &fw.tx[i]
+	for i, t := range fw.tx.All() {
 		if t.state == stateFree {
 			continue
 		}
-		x := &fw.channels[t.transfer]
+		x := fw.channels.At(int(t.transfer))
 		info := TransactionInfo{
 			ID: device.TransactionID(i), Slot: int(x.slot), Channel: int(t.transfer) % device.ChannelsPerSlot,
 			Node: t.node, PDID: x.pdid, DestinationPDID: x.dst, State: t.state.String(), Sending: t.sending > 0,

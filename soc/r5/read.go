@@ -62,7 +62,7 @@ func (fw *Firmware) readers(slot int) (has uint32) {
 	d := &fw.domains[slot]
 	for busy := d.reads.busy; busy != 0; busy &= busy - 1 {
 		c := slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy)
-		has |= d.bit(fw.channels[c].request.m.PDID)
+		has |= d.bit(fw.channels.At(int(c)).request.m.PDID)
 	}
 	return has
 }
@@ -118,7 +118,7 @@ func (fw *Firmware) serveWaiting(slot int) {
 
 // readOver answers a failed read, frees its channel and serves the next waiting request.
 func (fw *Firmware) readOver(c int16) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	slot := int(x.slot)
 	q := &fw.domains[slot].reads
 	if x.failing {

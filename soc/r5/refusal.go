@@ -15,7 +15,7 @@ func (fw *Firmware) Forget() { fw.refusals = fw.refusals[:0] }
 // noteRefusal records that the current sending of a block was refused, or that a retransmission was
 // requested.
 func (fw *Firmware) noteRefusal(id int16) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if t.refusal.open && t.refusal.seq == t.seq {
 		return // the RAPF of a paused block
 	}
@@ -26,11 +26,11 @@ func (fw *Firmware) noteRefusal(id int16) {
 
 // tellRefusal reports a block's last refusal, if there was one.
 func (fw *Firmware) tellRefusal(id int16, final bool, status uint8) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if !t.refusal.open {
 		return
 	}
-	x := &fw.channels[t.transfer]
+	x := fw.channels.At(int(t.transfer))
 	fw.refusals = append(fw.refusals, Refusal{
 		Slot: x.slot, Channel: uint8(t.transfer % device.ChannelsPerSlot),
 		Transaction: device.TransactionID(id), Sequence: t.refusal.seq,

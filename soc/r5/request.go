@@ -31,7 +31,8 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox
 		return
 	}
 	q := &fw.domains[slot].reads
-	if fw.known(slot, &r.from, m.Size == 0) || slices.Contains(q.served[:], r) {
+	q.open()
+	if fw.known(slot, &r.from, m.Size == 0) || slices.Contains(q.served, r) {
 		fw.settled++
 		return
 	}
@@ -67,8 +68,8 @@ func (fw *Firmware) known(slot int, from *requester, cancel bool) bool {
 	q := &fw.domains[slot].reads
 	for busy := q.busy; busy != 0; busy &= busy - 1 {
 		c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
-		if fw.channels[c].request.from == *from {
-			if cancel && !fw.channels[c].failing {
+		if fw.channels.At(int(c)).request.from == *from {
+			if cancel && !fw.channels.At(int(c)).failing {
 				fw.fail(c, device.StatusAborted)
 			}
 			return true

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/sparse"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -36,7 +37,7 @@ func (fw *Firmware) wantsIssue(x *transfer) bool {
 // enqueue schedules channel c if it has something to issue: in the class of its remaining size,
 // or at once if that is the high class and its queues are empty (scheduler bypass).
 func (fw *Firmware) enqueue(c int16) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	for !x.queued && fw.wantsIssue(x) {
 		x.class = x.classNow()
 		if x.class != High || fw.cfg.Options.NoBypass || fw.run.waiting[High] != 0 || !fw.mayTake(int(x.slot)) || fw.due() {
@@ -50,7 +51,7 @@ func (fw *Firmware) enqueue(c int16) {
 
 // push adds c at the rear of its queue.
 func (fw *Firmware) push(c int16) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	q := &fw.run.queues[x.class][x.slot]
 	q.push(fw.run.links[:], c)
 	x.queued = true
@@ -59,7 +60,7 @@ func (fw *Firmware) push(c int16) {
 
 // unqueue removes c from its queue, O(1).
 func (fw *Firmware) unqueue(c int16) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	if !x.queued {
 		return
 	}
@@ -136,7 +137,7 @@ func (fw *Firmware) Schedule() {
 		}
 		c := fw.run.queues[class][slot].head
 		fw.unqueue(c)
-		if !fw.wantsIssue(&fw.channels[c]) {
+		if !fw.wantsIssue(fw.channels.At(int(c))) {
 			continue // its window has shrunk in the meantime
 		}
 		fw.passedOver(class)
@@ -148,7 +149,7 @@ func (fw *Firmware) Schedule() {
 // enqueueRear is enqueue without the bypass, so that the other transfers of the class are served
 // before this one again.
 func (fw *Firmware) enqueueRear(c int16) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	if !x.queued && fw.wantsIssue(x) {
 		x.class = x.classNow()
 		fw.push(c)
@@ -158,8 +159,8 @@ func (fw *Firmware) enqueueRear(c int16) {
 // lookThrough scans every channel of every page: this is the cost that the counters avoid.
 func (fw *Firmware) lookThrough() {
 	var waiting [classes]uint16
-	for c := range fw.channels {
-		if x := &fw.channels[c]; x.queued {
+	for _, x := range fw.channels.All() {
+		if x.queued {
 			waiting[x.class] |= 1 << x.slot
 		}
 	}
@@ -177,7 +178,7 @@ func (fw *Firmware) mayTake(slot int) bool {
 func (fw *Firmware) takeID(slot uint8) int16 {
 	var id int16
 	if fw.cfg.Options.NoTickets {
-		for fw.tx[id].state != stateFree {
+		for fw.tx.At(int(id)).state != stateFree {
 			id++
 		}
 		fw.free.count--
@@ -201,7 +202,7 @@ func (fw *Firmware) giveID(slot uint8, id int16) {
 		fw.reserve++
 	}
 	fw.shares(slot)
-	fw.tx[id].state = stateFree
+	fw.tx.At(int(id)).state = stateFree
 	if fw.cfg.Options.NoTickets {
 		fw.free.count++
 	} else {
@@ -224,9 +225,9 @@ func (fw *Firmware) shares(slot uint8) {
 }
 
 func (fw *Firmware) issue(c int16) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	id := fw.takeID(x.slot)
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	*t = transaction{state: stateIssued, bulk: x.class != High, transfer: int32(c), node: x.desc.DstNode, peer: x.first, began: fw.now}
 	x.first = id
 	x.inflight++
@@ -263,33 +264,34 @@ const maxJump = 4096
 // ever. So numbers that were not sent are reused after maxJump, and numbers that were not
 // answered after half the space (defined by this project).
 func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
-	n := fw.seq[node]
-	if n == nil {
-		n = new(numbers)
-		fw.seq[node] = n
+	all := fw.seq[node]
+	if all == nil {
+		all = new(sparse.Table[numbers])
+		fw.seq[node] = all
 	}
+	n := all.At(int(id))
 	near := func(s device.Sequence) bool {
-		return (s-n.sent[id]-1)&device.SequenceMask < maxJump && s.Newer(n.known[id])
+		return (s-n.sent-1)&device.SequenceMask < maxJump && s.Newer(n.known)
 	}
-	next := n.last[id].Next()
+	next := n.last.Next()
 	if !near(next) {
-		next = n.sent[id].Next()
+		next = n.sent.Next()
 	}
-	if !next.Newer(n.known[id]) {
-		next = n.known[id].Next()
+	if !next.Newer(n.known) {
+		next = n.known.Next()
 	}
 	if drawn := fw.drawn[id].Next(); (drawn-next)&device.SequenceMask < maxJump && near(drawn) {
 		next = drawn
 		fw.drawn[id] = drawn
 	}
-	n.last[id] = next
+	n.last = next
 	return next
 }
 
 // transmit makes the PLDMA send block id as its transaction describes.
 func (fw *Firmware) transmit(id int16) {
-	t := &fw.tx[id]
-	x := &fw.channels[t.transfer]
+	t := fw.tx.At(int(id))
+	x := fw.channels.At(int(t.transfer))
 	t.sending++
 	if t.bulk {
 		fw.domains[x.slot].sending++
@@ -325,7 +327,7 @@ func (fw *Firmware) transmit(id int16) {
 func (fw *Firmware) sent(t *transaction) {
 	t.sending--
 	if t.bulk {
-		slot := fw.channels[t.transfer].slot
+		slot := fw.channels.At(int(t.transfer)).slot
 		fw.domains[slot].sending--
 		fw.shares(slot)
 	}

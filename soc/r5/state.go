@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
+	"github.com/exanet/pfd/soc/sparse"
 	"github.com/exanet/pfd/soc/window"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -117,17 +118,17 @@ func (s *scheduler) reset() {
 	}
 }
 
-// numbers are the sequence numbers of all IDs towards one node: the last one assigned, the last
+// numbers are the sequence numbers of an ID towards one node: the last one assigned, the last
 // one sent, and the last one that the node answered.
 type numbers struct {
-	last, sent, known [device.Transactions]device.Sequence
+	last, sent, known device.Sequence
 }
 
 // answered records a number that the node has answered. It may be an old number, of a block that
 // has ended since: the node has received it nevertheless.
-func (n *numbers) answered(id int16, s device.Sequence) {
-	if s.Newer(n.known[id]) && !s.Newer(n.sent[id]) {
-		n.known[id] = s
+func (n *numbers) answered(s device.Sequence) {
+	if s.Newer(n.known) && !s.Newer(n.sent) {
+		n.known = s
 	}
 }
 
@@ -141,19 +142,19 @@ type Firmware struct {
 
 	domains  [device.Slots]domain
 	reserve  int // IDs reserved for slots and not taken by them
-	tx       [device.Transactions]transaction
+	tx       sparse.Table[transaction]
 	free     tickets
 	timers   [lists]list
 	timed    [device.Transactions]links
 	ticking  uint16 // lists that are not empty: a bit each
-	channels [device.Channels]transfer
+	channels sparse.Table[transfer]
 	run      scheduler
 	asked    uint64 // read requests
 	settled  uint64 // of these, those served, waiting, answered or known already
 	now      int64  // as last set by the caller: for ages only
 	// seq holds the sequence numbers of each ID towards each node. They belong to the pair and
 	// never restart, so a receiver can order all that it receives from one (source, ID).
-	seq        map[device.NodeID]*numbers
+	seq        map[device.NodeID]*sparse.Table[numbers]
 	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
 
@@ -189,7 +190,7 @@ func (fw *Firmware) Commands() []Command {
 
 // begin assigns a transfer to a channel, ready to be scheduled.
 func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	slot := int(c) / device.ChannelsPerSlot
 	*x = transfer{
 		live: true, slot: uint8(slot), desc: *d, first: -1,
@@ -213,7 +214,7 @@ func (fw *Firmware) valid(d *device.Descriptor) bool {
 }
 
 func (fw *Firmware) update(c int16, done uint32) {
-	x := &fw.channels[c]
+	x := fw.channels.At(int(c))
 	if x.isRead && done == device.DoneOngoing {
 		done = device.DoneReadOngoing
 	}
@@ -239,7 +240,7 @@ func (fw *Firmware) period(list int) int64 {
 }
 
 func (fw *Firmware) enlist(id int16, list int, now int64) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	fw.delist(id)
 	t.list, t.since = uint8(list), now
 	fw.ticking |= 1 << uint(list)
@@ -247,7 +248,7 @@ func (fw *Firmware) enlist(id int16, list int, now int64) {
 }
 
 func (fw *Firmware) delist(id int16) {
-	t := &fw.tx[id]
+	t := fw.tx.At(int(id))
 	if t.list == listNone {
 		return
 	}
@@ -268,7 +269,7 @@ func (fw *Firmware) Deadline() int64 {
 	d := int64(math.MaxInt64)
 	for left := fw.ticking; left != 0; left &= left - 1 {
 		i := bits.TrailingZeros16(left)
-		d = min(d, fw.tx[fw.timers[i].head].since+fw.period(i))
+		d = min(d, fw.tx.At(int(fw.timers[i].head)).since+fw.period(i))
 	}
 	return d
 }
@@ -276,8 +277,8 @@ func (fw *Firmware) Deadline() int64 {
 // deadlineOfAll scans every transaction: this is the cost that the lists avoid.
 func (fw *Firmware) deadlineOfAll() int64 {
 	d := int64(math.MaxInt64)
-	for i := range fw.tx {
-		if t := &fw.tx[i]; t.list != listNone {
+	for _, t := range fw.tx.All() {
+		if t.list != listNone {
 			d = min(d, t.since+fw.period(int(t.list)))
 		}
 	}

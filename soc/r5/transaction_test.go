@@ -44,7 +44,7 @@ func TestTimerListsKeepTheirOrder(t *testing.T) {
 				t.Fatalf("step %d: list %d holds %v (backwards %v), want %v", step, i, forth, back, model[i])
 			}
 			if len(model[i]) > 0 {
-				first = min(first, fw.tx[model[i][0]].since+fw.period(i))
+				first = min(first, fw.tx.At(int(model[i][0])).since+fw.period(i))
 			}
 		}
 		if d := fw.Deadline(); d != first {

@@ -44,14 +44,14 @@ func (r *request) descriptor() device.Descriptor {
 // readQueue is a domain's read channels and the requests that wait for one, in order. It is
 // separate from all acknowledgements (001 §3.6.3).
 type readQueue struct {
-	busy    uint32 // one bit per read channel
-	pending [maxPending]request
+	busy    uint32    // one bit per read channel
+	pending []request // like the next two of full length, or nil before the first request
 	head    int
 	level   int
-	failed  [maxPending]failure // the last failed reads, whose answers may be lost
+	failed  []failure // the last failed reads, whose answers may be lost
 	next    int
 
-	served   [maxServed]request // the last reads that completed
+	served   []request // the last reads that completed
 	lastDone int
 }
 
@@ -59,6 +59,13 @@ type readQueue struct {
 type failure struct {
 	request
 	status uint8
+}
+
+// open makes the queue's memory.
+func (q *readQueue) open() {
+	if q.pending == nil {
+		q.pending, q.failed, q.served = make([]request, maxPending), make([]failure, maxPending), make([]request, maxServed)
+	}
 }
 
 func (q *readQueue) at(i int) *request { return &q.pending[(q.head+i)%maxPending] }

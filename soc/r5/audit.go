@@ -25,15 +25,15 @@ func (fw *Firmware) Audit() error {
 		}
 		live++
 		used[i] = true
-		x := fw.channels.At(int(t.transfer))
+		x := t.transfer
 		if !x.live {
-			return fmt.Errorf("%w: id %d belongs to channel %d, which has ended", ErrAudit, i, t.transfer)
+			return fmt.Errorf("%w: id %d belongs to channel %d, which has ended", ErrAudit, i, x.channel)
 		}
 		ids[x.slot]++
 		if t.bulk {
 			sending[x.slot] += int(t.sending)
 		}
-		flying[t.transfer]++
+		flying[x.channel]++
 		if t.list == listNone && t.sending == 0 {
 			return fmt.Errorf("%w: id %d is in no timer list and not being sent", ErrAudit, i)
 		}

@@ -73,9 +73,9 @@ func (fw *Firmware) Recheck(slot int) {
 		}
 	}
 	for busy := d.reads.busy; busy != 0; busy &= busy - 1 {
-		c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
-		if !fw.admits(slot, &fw.channels.At(int(c)).request.m) {
-			fw.fail(c, device.StatusDomain)
+		x := fw.channels.At(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
+		if !fw.admits(slot, &x.request.m) {
+			fw.fail(x, device.StatusDomain)
 		}
 	}
 	fw.serveWaiting(slot)
@@ -104,7 +104,7 @@ func (fw *Firmware) SetDomain(slot int, pdid device.PDID, g device.Generation, e
 		fw.refuseWaiting(slot)
 		for c := slot * device.ChannelsPerSlot; c < (slot+1)*device.ChannelsPerSlot; c++ {
 			if x := fw.channels.Find(c); x != nil && x.live {
-				fw.fail(int16(c), device.StatusGone)
+				fw.fail(x, device.StatusGone)
 			}
 		}
 	}
@@ -125,25 +125,25 @@ func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 	x := fw.channels.At(int(c))
 	if x.live {
 		if d.Abort && !x.failing {
-			fw.fail(c, device.StatusAborted)
+			fw.fail(x, device.StatusAborted)
 		}
 		return
 	}
 	if d.Done != device.DoneInitialized {
 		return
 	}
-	fw.begin(c, d)
-	fw.update(c, device.DoneOngoing)
+	x = fw.begin(c, d)
+	fw.update(x, device.DoneOngoing)
 	if d.Abort {
-		fw.fail(c, device.StatusAborted)
+		fw.fail(x, device.StatusAborted)
 		return
 	}
 	if !fw.valid(d) {
 		fw.counts[device.DoorbellDenied]++ // an invalid transfer is not started (defined by this project)
-		fw.fail(c, uint8(device.CodeDecode))
+		fw.fail(x, uint8(device.CodeDecode))
 		return
 	}
-	fw.enqueue(c)
+	fw.enqueue(x)
 }
 
 // Ack handles an acknowledgement of the block (id, seq) from node src.
@@ -163,25 +163,23 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	}
 	if a.Code == device.CodeAck {
 		fw.counts[device.Acks]++
-		fw.acknowledged(id)
+		fw.acknowledged(t)
 		return
 	}
 	fw.counts[int(device.Nacks0)+int(a.Code&7)]++
 	t.lastCode = a.Code
 	switch a.Code {
 	case device.CodeSlaveError:
-		fw.pause(now, id)
+		fw.pause(now, t)
 	case device.CodeNoContext, device.CodeCorrupt, device.CodeBufferFull:
-		fw.backOff(now, id)
+		fw.backOff(now, t)
 	default:
-		fw.fail(int16(t.transfer), uint8(a.Code))
+		fw.fail(t.transfer, uint8(a.Code))
 	}
 }
 
-func (fw *Firmware) acknowledged(id int16) {
-	t := fw.tx.At(int(id))
-	c := int16(t.transfer)
-	x := fw.channels.At(int(c))
+func (fw *Firmware) acknowledged(t *transaction) {
+	x := t.transfer
 	if t.words {
 		x.wordsIn = true
 	}
@@ -189,43 +187,41 @@ func (fw *Firmware) acknowledged(id int16) {
 		x.acked++
 		fw.ended.Arrived(int(x.slot), uint32(t.length))
 	}
-	fw.release(id)
+	fw.release(t)
 	if x.failing {
-		fw.finish(c)
+		fw.finish(x)
 		return
 	}
 	if x.acked == x.blocks && (x.desc.Notify == 0 || x.wordsIn) {
-		fw.complete(c)
+		fw.complete(x)
 		return
 	}
-	fw.enqueue(c)
+	fw.enqueue(x)
 }
 
 // pause suspends a block's time-out until a RAPF or the guard time-out (000 §3.2.2; PART cancels
 // the time-out, the guard is defined by this project).
-func (fw *Firmware) pause(now int64, id int16) {
-	t := fw.tx.At(int(id))
-	fw.noteRefusal(id)
+func (fw *Firmware) pause(now int64, t *transaction) {
+	fw.noteRefusal(t)
 	if t.state != statePaused {
 		t.state = statePaused
-		fw.channels.At(int(t.transfer)).paused++
-		fw.update(int16(t.transfer), device.DoneOngoing)
+		t.transfer.paused++
+		fw.update(t.transfer, device.DoneOngoing)
 	}
-	fw.enlist(id, listGuard+t.guardStep, now)
+	fw.enlist(t, listGuard+t.guardStep, now)
 }
 
 // backOff retransmits a block that the receiver could not take; from the third refusal in a row
 // on, after a back-off.
-func (fw *Firmware) backOff(now int64, id int16) {
-	t := fw.tx.At(int(id))
-	fw.unpause(id)
+func (fw *Firmware) backOff(now int64, t *transaction) {
+	fw.unpause(t)
 	t.nackRow++
 	if t.nackRow < backoffFromRow {
-		fw.attempt(now, id)
+		fw.attempt(now, t)
 		return
 	}
 	t.state = stateNacked
-	fw.enlist(id, listBackoff+min(t.nackRow-backoffFromRow, backoffSteps-1), now)
+	fw.enlist(t, listBackoff+min(t.nackRow-backoffFromRow, backoffSteps-1), now)
 }
 
 // Sent reports that the PLDMA has finished sending block id.
@@ -239,19 +235,19 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	if fw.sent(t); t.sending > 0 {
 		return
 	}
-	c := int16(t.transfer)
-	if fw.channels.At(int(c)).failing {
-		fw.release(int16(id))
-		fw.finish(c)
+	x := t.transfer
+	if x.failing {
+		fw.release(t)
+		fw.finish(x)
 		return
 	}
 	if t.again {
 		t.again = false
-		fw.attempt(now, int16(id))
+		fw.attempt(now, t)
 		return
 	}
 	// The time-out runs from here: before, nothing was in flight.
-	fw.enlist(int16(id), listTimeout, now)
+	fw.enlist(t, listTimeout, now)
 }
 
 // SourceFault reports that the source of block id could not be read and nothing was sent. With a
@@ -266,21 +262,21 @@ func (fw *Firmware) SourceFault(now int64, id device.TransactionID) {
 	}
 	t.again = false
 	t.lastCode = device.CodeSlaveError
-	c := int16(t.transfer)
-	if fw.channels.At(int(c)).failing {
-		fw.release(int16(id))
-		fw.finish(c)
+	x := t.transfer
+	if x.failing {
+		fw.release(t)
+		fw.finish(x)
 		return
 	}
 	if fw.cfg.TXFIFO {
 		t.atSource, t.sentAt = true, fw.stamp
-		fw.pause(now, int16(id))
+		fw.pause(now, t)
 		return
 	}
 	if t.sourceFault == 0 {
 		t.sourceFault = now + 1
 	}
-	fw.enlist(int16(id), listTimeout, now)
+	fw.enlist(t, listTimeout, now)
 }
 
 // RAPF obeys or refuses a retransmission request. The transaction must be live with that sequence
@@ -299,8 +295,7 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 		fw.counts[device.RAPFStale]++
 		return
 	}
-	c := int16(t.transfer)
-	x := fw.channels.At(int(c))
+	x := t.transfer
 	fromTarget := src == t.node && m.PDID == x.dst && m.Generation == x.desc.DstGeneration
 	fromSource := src == fw.cfg.Node && m.PDID == x.pdid && m.Generation == x.generation && t.atSource
 	if m.PDID != m.Claimed || !fromTarget && !fromSource {
@@ -312,18 +307,18 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 		if m.Memory {
 			status = device.StatusMemory
 		}
-		fw.fail(c, status)
+		fw.fail(x, status)
 		return
 	}
 	t.rapfs++
 	if t.rapfs > maxRAPFs {
-		fw.fail(c, device.StatusLimit)
+		fw.fail(x, device.StatusLimit)
 		return
 	}
 	t.attempts, t.nackRow, t.guardStep = 0, 0, 0
-	fw.noteRefusal(id)
+	fw.noteRefusal(t)
 	t.refusal.asked = fw.stamp
-	fw.retransmit(now, id)
+	fw.retransmit(now, t)
 }
 
 // Expire handles what is due: time-outs, guards and ends of back-offs.
@@ -335,7 +330,7 @@ func (fw *Firmware) Expire(now int64) {
 				break
 			}
 			t := fw.tx.At(int(id))
-			fw.delist(id)
+			fw.delist(t)
 			switch t.state {
 			case stateIssued, stateRetransmitted:
 				fw.counts[device.Timeouts]++
@@ -343,14 +338,13 @@ func (fw *Firmware) Expire(now int64) {
 				fw.counts[device.Guards]++
 				t.guardStep = min(t.guardStep+1, guardSteps-1)
 			}
-			fw.attempt(now, id)
+			fw.attempt(now, t)
 		}
 	}
 }
 
 // attempt retransmits without a request, which counts towards the limit.
-func (fw *Firmware) attempt(now int64, id int16) {
-	t := fw.tx.At(int(id))
+func (fw *Firmware) attempt(now int64, t *transaction) {
 	counts := t.sourceFault == 0 || now-t.sourceFault > sourceGrace
 	if counts {
 		t.attempts++
@@ -360,102 +354,96 @@ func (fw *Firmware) attempt(now int64, id int16) {
 		if status == 0 {
 			status = device.StatusLimit
 		}
-		fw.fail(int16(t.transfer), status)
+		fw.fail(t.transfer, status)
 		return
 	}
-	fw.retransmit(now, id)
+	fw.retransmit(now, t)
 }
 
 // retransmit sends block id again under a new sequence number, but not while the hardware still
 // sends the old one (001 §3.3, retransmission bit).
-func (fw *Firmware) retransmit(now int64, id int16) {
-	t := fw.tx.At(int(id))
+func (fw *Firmware) retransmit(now int64, t *transaction) {
 	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {
 		t.again = true
 		return
 	}
-	fw.unpause(id)
+	fw.unpause(t)
 	t.state, t.atSource = stateRetransmitted, false
 	fw.counts[device.Retransmits]++
 	t.resent++
-	fw.channels.At(int(t.transfer)).resent++
-	t.seq = fw.nextSequence(t.node, id)
+	t.transfer.resent++
+	t.seq = fw.nextSequence(t.node, t.id)
 	if !t.sent && t.sending == 0 {
 		// No node has received the earlier numbers, so they may be reused.
 		t.first = t.seq
 	}
-	fw.transmit(id)
+	fw.transmit(t)
 }
 
-func (fw *Firmware) unpause(id int16) {
-	t := fw.tx.At(int(id))
+func (fw *Firmware) unpause(t *transaction) {
 	if t.state == statePaused {
-		fw.channels.At(int(t.transfer)).paused--
-		fw.update(int16(t.transfer), device.DoneOngoing)
+		t.transfer.paused--
+		fw.update(t.transfer, device.DoneOngoing)
 	}
 	t.state = stateIssued
-	fw.delist(id)
+	fw.delist(t)
 }
 
 // release ends transaction id and frees the ID.
-func (fw *Firmware) release(id int16) {
-	t := fw.tx.At(int(id))
-	x := fw.channels.At(int(t.transfer))
+func (fw *Firmware) release(t *transaction) {
+	x := t.transfer
 	status := uint8(0)
 	if x.failing {
 		status = x.status
 	}
-	fw.tellRefusal(id, true, status)
-	fw.unpause(id)
+	fw.tellRefusal(t, true, status)
+	fw.unpause(t)
 	for p := &x.first; *p >= 0; p = &fw.tx.At(int(*p)).peer {
-		if *p == id {
+		if *p == t.id {
 			*p = t.peer
 			break
 		}
 	}
 	x.inflight--
-	fw.giveID(x.slot, id)
+	fw.giveID(x.slot, t)
 }
 
 // fail ends a transfer with a status. Its other blocks are cancelled; blocks being sent are
 // cancelled when the sending ends, since their source is in use until then.
-func (fw *Firmware) fail(c int16, status uint8) {
-	x := fw.channels.At(int(c))
+func (fw *Firmware) fail(x *transfer, status uint8) {
 	if !x.live {
 		return
 	}
 	if !x.failing {
 		x.failing, x.status = true, status
 	}
-	fw.unqueue(c)
+	fw.unqueue(x)
 	for id := x.first; id >= 0; {
-		next := fw.tx.At(int(id)).peer
-		if fw.tx.At(int(id)).sending == 0 {
-			fw.release(id)
+		t := fw.tx.At(int(id))
+		id = t.peer
+		if t.sending == 0 {
+			fw.release(t)
 		}
-		id = next
 	}
-	fw.finish(c)
+	fw.finish(x)
 }
 
-func (fw *Firmware) finish(c int16) {
-	x := fw.channels.At(int(c))
+func (fw *Firmware) finish(x *transfer) {
 	if x.inflight > 0 {
 		return
 	}
-	fw.update(c, device.DoneFailed)
-	fw.over(c)
+	fw.update(x, device.DoneFailed)
+	fw.over(x)
 }
 
-func (fw *Firmware) complete(c int16) {
-	fw.update(c, device.DoneCompleted)
-	fw.over(c)
+func (fw *Firmware) complete(x *transfer) {
+	fw.update(x, device.DoneCompleted)
+	fw.over(x)
 }
 
 // over removes a transfer from its channel.
-func (fw *Firmware) over(c int16) {
-	x := fw.channels.At(int(c))
-	fw.unqueue(c)
+func (fw *Firmware) over(x *transfer) {
+	fw.unqueue(x)
 	x.live = false
 	dir, status := tally.Write, uint8(device.StatusNone)
 	if x.isRead {
@@ -466,6 +454,6 @@ func (fw *Firmware) over(c int16) {
 	}
 	fw.ended.Over(int(x.slot), dir, device.ClassOf(x.desc.Size, x.desc.Urgent), status, x.desc.Size, fw.now-x.began)
 	if x.isRead {
-		fw.readOver(c)
+		fw.readOver(x)
 	}
 }

@@ -78,9 +78,9 @@ func (fw *Firmware) Transactions() []TransactionInfo {
 		if t.state == stateFree {
 			continue
 		}
-		x := fw.channels.At(int(t.transfer))
+		x := t.transfer
 		info := TransactionInfo{
-			ID: device.TransactionID(i), Slot: int(x.slot), Channel: int(t.transfer) % device.ChannelsPerSlot,
+			ID: device.TransactionID(i), Slot: int(x.slot), Channel: int(x.channel) % device.ChannelsPerSlot,
 			Node: t.node, PDID: x.pdid, DestinationPDID: x.dst, State: t.state.String(), Sending: t.sending > 0,
 			Words: t.words, Sequence: t.seq, First: t.first, Block: t.block, Blocks: x.blocks, Acked: x.acked, Offset: t.offset, Length: uint32(t.length),
 			Attempts: t.attempts, RAPFs: t.rapfs, LastCode: t.lastCode, Began: t.began, Class: x.classNow(),

@@ -99,8 +99,8 @@ func (fw *Firmware) serve(slot int, r *request) {
 	x := fw.begin(c, &d)
 	x.isRead, x.request = true, *r
 	fw.out = append(fw.out, Command{Kind: Describe, Slot: x.slot, Channel: uint8(device.WriteChannels + ch), Descriptor: d})
-	fw.update(c, device.DoneReadOngoing)
-	fw.enqueue(c)
+	fw.update(x, device.DoneReadOngoing)
+	fw.enqueue(x)
 }
 
 // serveWaiting serves the waiting requests that may have a channel, in order.
@@ -117,8 +117,7 @@ func (fw *Firmware) serveWaiting(slot int) {
 }
 
 // readOver answers a failed read, frees its channel and serves the next waiting request.
-func (fw *Firmware) readOver(c int16) {
-	x := fw.channels.At(int(c))
+func (fw *Firmware) readOver(x *transfer) {
 	slot := int(x.slot)
 	q := &fw.domains[slot].reads
 	if x.failing {
@@ -129,7 +128,7 @@ func (fw *Firmware) readOver(c int16) {
 		q.served[q.lastDone] = x.request
 		q.lastDone = (q.lastDone + 1) % len(q.served)
 	}
-	q.busy &^= 1 << (c%device.ChannelsPerSlot - device.WriteChannels)
+	q.busy &^= 1 << (x.channel%device.ChannelsPerSlot - device.WriteChannels)
 	fw.serveWaiting(slot)
 }
 

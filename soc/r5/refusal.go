@@ -14,26 +14,24 @@ func (fw *Firmware) Forget() { fw.refusals = fw.refusals[:0] }
 
 // noteRefusal records that the current sending of a block was refused, or that a retransmission was
 // requested.
-func (fw *Firmware) noteRefusal(id int16) {
-	t := fw.tx.At(int(id))
+func (fw *Firmware) noteRefusal(t *transaction) {
 	if t.refusal.open && t.refusal.seq == t.seq {
 		return // the RAPF of a paused block
 	}
 	first := !t.refusal.open
-	fw.tellRefusal(id, false, 0)
+	fw.tellRefusal(t, false, 0)
 	t.refusal = refusal{open: true, first: first, seq: t.seq, sent: t.sentAt}
 }
 
 // tellRefusal reports a block's last refusal, if there was one.
-func (fw *Firmware) tellRefusal(id int16, final bool, status uint8) {
-	t := fw.tx.At(int(id))
+func (fw *Firmware) tellRefusal(t *transaction, final bool, status uint8) {
 	if !t.refusal.open {
 		return
 	}
-	x := fw.channels.At(int(t.transfer))
+	x := t.transfer
 	fw.refusals = append(fw.refusals, Refusal{
-		Slot: x.slot, Channel: uint8(t.transfer % device.ChannelsPerSlot),
-		Transaction: device.TransactionID(id), Sequence: t.refusal.seq,
+		Slot: x.slot, Channel: uint8(x.channel % device.ChannelsPerSlot),
+		Transaction: device.TransactionID(t.id), Sequence: t.refusal.seq,
 		First: t.refusal.first, Final: final, Status: status, Again: t.resent,
 		Kicked: x.kicked, Sent: t.refusal.sent, Obeyed: t.refusal.asked,
 	})

@@ -67,10 +67,10 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox
 func (fw *Firmware) known(slot int, from *requester, cancel bool) bool {
 	q := &fw.domains[slot].reads
 	for busy := q.busy; busy != 0; busy &= busy - 1 {
-		c := int16(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
-		if fw.channels.At(int(c)).request.from == *from {
-			if cancel && !fw.channels.At(int(c)).failing {
-				fw.fail(c, device.StatusAborted)
+		x := fw.channels.At(slot*device.ChannelsPerSlot + device.WriteChannels + bits.TrailingZeros32(busy))
+		if x.request.from == *from {
+			if cancel && !x.failing {
+				fw.fail(x, device.StatusAborted)
 			}
 			return true
 		}

@@ -34,38 +34,35 @@ func (fw *Firmware) wantsIssue(x *transfer) bool {
 	return x.desc.Notify != 0 && !x.wordsOut && x.acked == x.blocks
 }
 
-// enqueue schedules channel c if it has something to issue: in the class of its remaining size,
+// enqueue schedules a channel if it has something to issue: in the class of its remaining size,
 // or at once if that is the high class and its queues are empty (scheduler bypass).
-func (fw *Firmware) enqueue(c int16) {
-	x := fw.channels.At(int(c))
+func (fw *Firmware) enqueue(x *transfer) {
 	for !x.queued && fw.wantsIssue(x) {
 		x.class = x.classNow()
 		if x.class != High || fw.cfg.Options.NoBypass || fw.run.waiting[High] != 0 || !fw.mayTake(int(x.slot)) || fw.due() {
-			fw.push(c)
+			fw.push(x)
 			return
 		}
 		fw.passedOver(High)
-		fw.issue(c)
+		fw.issue(x)
 	}
 }
 
-// push adds c at the rear of its queue.
-func (fw *Firmware) push(c int16) {
-	x := fw.channels.At(int(c))
+// push adds a channel at the rear of its queue.
+func (fw *Firmware) push(x *transfer) {
 	q := &fw.run.queues[x.class][x.slot]
-	q.push(fw.run.links[:], c)
+	q.push(fw.run.links[:], x.channel)
 	x.queued = true
 	fw.run.waiting[x.class] |= 1 << x.slot
 }
 
-// unqueue removes c from its queue, O(1).
-func (fw *Firmware) unqueue(c int16) {
-	x := fw.channels.At(int(c))
+// unqueue removes a channel from its queue, O(1).
+func (fw *Firmware) unqueue(x *transfer) {
 	if !x.queued {
 		return
 	}
 	q := &fw.run.queues[x.class][x.slot]
-	q.remove(fw.run.links[:], c)
+	q.remove(fw.run.links[:], x.channel)
 	if q.head < 0 {
 		fw.run.waiting[x.class] &^= 1 << x.slot
 	}
@@ -135,24 +132,23 @@ func (fw *Firmware) Schedule() {
 		if !ok {
 			return
 		}
-		c := fw.run.queues[class][slot].head
-		fw.unqueue(c)
-		if !fw.wantsIssue(fw.channels.At(int(c))) {
+		x := fw.channels.At(int(fw.run.queues[class][slot].head))
+		fw.unqueue(x)
+		if !fw.wantsIssue(x) {
 			continue // its window has shrunk in the meantime
 		}
 		fw.passedOver(class)
-		fw.issue(c)
-		fw.enqueueRear(c)
+		fw.issue(x)
+		fw.enqueueRear(x)
 	}
 }
 
 // enqueueRear is enqueue without the bypass, so that the other transfers of the class are served
 // before this one again.
-func (fw *Firmware) enqueueRear(c int16) {
-	x := fw.channels.At(int(c))
+func (fw *Firmware) enqueueRear(x *transfer) {
 	if !x.queued && fw.wantsIssue(x) {
 		x.class = x.classNow()
-		fw.push(c)
+		fw.push(x)
 	}
 }
 
@@ -195,18 +191,18 @@ func (fw *Firmware) takeID(slot uint8) int16 {
 }
 
 // giveID returns an ID to the rear of the ticket queue.
-func (fw *Firmware) giveID(slot uint8, id int16) {
+func (fw *Firmware) giveID(slot uint8, t *transaction) {
 	d := &fw.domains[slot]
 	d.ids--
 	if d.ids < keptIDs {
 		fw.reserve++
 	}
 	fw.shares(slot)
-	fw.tx.At(int(id)).state = stateFree
+	t.state = stateFree
 	if fw.cfg.Options.NoTickets {
 		fw.free.count++
 	} else {
-		fw.free.put(id)
+		fw.free.put(t.id)
 	}
 }
 
@@ -224,11 +220,10 @@ func (fw *Firmware) shares(slot uint8) {
 	set(&fw.run.full, d.sending >= maxSending)
 }
 
-func (fw *Firmware) issue(c int16) {
-	x := fw.channels.At(int(c))
+func (fw *Firmware) issue(x *transfer) {
 	id := fw.takeID(x.slot)
 	t := fw.tx.At(int(id))
-	*t = transaction{state: stateIssued, bulk: x.class != High, transfer: int32(c), node: x.desc.DstNode, peer: x.first, began: fw.now}
+	*t = transaction{id: id, transfer: x, state: stateIssued, bulk: x.class != High, node: x.desc.DstNode, peer: x.first, began: fw.now}
 	x.first = id
 	x.inflight++
 	if x.issued < x.desc.Size {
@@ -247,7 +242,7 @@ func (fw *Firmware) issue(c int16) {
 	x.wordsOut = x.wordsOut || t.words
 	t.seq = fw.nextSequence(t.node, id)
 	t.first = t.seq
-	fw.transmit(id)
+	fw.transmit(t)
 }
 
 // maxJump limits how far a sequence number jumps (defined by this project): a receiver that has
@@ -289,9 +284,8 @@ func (fw *Firmware) nextSequence(node device.NodeID, id int16) device.Sequence {
 }
 
 // transmit makes the PLDMA send block id as its transaction describes.
-func (fw *Firmware) transmit(id int16) {
-	t := fw.tx.At(int(id))
-	x := fw.channels.At(int(t.transfer))
+func (fw *Firmware) transmit(t *transaction) {
+	x := t.transfer
 	t.sending++
 	if t.bulk {
 		fw.domains[x.slot].sending++
@@ -299,14 +293,14 @@ func (fw *Firmware) transmit(id int16) {
 	}
 	if fw.cfg.Options.NoRetransmissionBit {
 		// The hardware does not report when it has sent it: the time-out runs from here.
-		fw.enlist(id, listTimeout, fw.now)
+		fw.enlist(t, listTimeout, fw.now)
 	}
 	fw.counts[device.TXBlocks]++
 	b := wire.Block{
 		Header: wire.Header{
 			Kind: wire.Data, SrcNode: fw.cfg.Node, SrcPDID: x.pdid, DstNode: t.node, DstPDID: x.dst,
 			SrcGeneration: x.generation, DstGeneration: x.desc.DstGeneration,
-			ID: device.TransactionID(id), Seq: t.seq, First: t.first, Block: t.block, Length: t.length,
+			ID: device.TransactionID(t.id), Seq: t.seq, First: t.first, Block: t.block, Length: t.length,
 			VA:        x.desc.Dst + device.VA(t.offset),
 			Remaining: x.desc.Size - t.offset,
 			Last:      t.block+1 >= x.blocks,
@@ -327,7 +321,7 @@ func (fw *Firmware) transmit(id int16) {
 func (fw *Firmware) sent(t *transaction) {
 	t.sending--
 	if t.bulk {
-		slot := fw.channels.At(int(t.transfer)).slot
+		slot := t.transfer.slot
 		fw.domains[slot].sending--
 		fw.shares(slot)
 	}

@@ -193,7 +193,7 @@ func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
 	x := fw.channels.At(int(c))
 	slot := int(c) / device.ChannelsPerSlot
 	*x = transfer{
-		live: true, slot: uint8(slot), desc: *d, first: -1,
+		channel: c, live: true, slot: uint8(slot), desc: *d, first: -1,
 		pdid: fw.domains[slot].pdid, dst: d.DstPDID, generation: fw.domains[slot].generation,
 		blocks: blockCount(d.Dst, d.Size), began: fw.now, kicked: fw.stamp,
 	}
@@ -213,13 +213,12 @@ func (fw *Firmware) valid(d *device.Descriptor) bool {
 		(fw.cfg.Route == nil || fw.cfg.Route(d.DstNode))
 }
 
-func (fw *Firmware) update(c int16, done uint32) {
-	x := fw.channels.At(int(c))
+func (fw *Firmware) update(x *transfer, done uint32) {
 	if x.isRead && done == device.DoneOngoing {
 		done = device.DoneReadOngoing
 	}
 	cmd := Command{
-		Kind: Update, Slot: x.slot, Channel: uint8(c % device.ChannelsPerSlot), Done: done,
+		Kind: Update, Slot: x.slot, Channel: uint8(x.channel % device.ChannelsPerSlot), Done: done,
 		Paused: uint8(min(x.paused, math.MaxUint8)),
 	}
 	if done == device.DoneFailed {
@@ -239,21 +238,19 @@ func (fw *Firmware) period(list int) int64 {
 	}
 }
 
-func (fw *Firmware) enlist(id int16, list int, now int64) {
-	t := fw.tx.At(int(id))
-	fw.delist(id)
+func (fw *Firmware) enlist(t *transaction, list int, now int64) {
+	fw.delist(t)
 	t.list, t.since = uint8(list), now
 	fw.ticking |= 1 << uint(list)
-	fw.timers[list].push(fw.timed[:], id)
+	fw.timers[list].push(fw.timed[:], t.id)
 }
 
-func (fw *Firmware) delist(id int16) {
-	t := fw.tx.At(int(id))
+func (fw *Firmware) delist(t *transaction) {
 	if t.list == listNone {
 		return
 	}
 	l := &fw.timers[t.list]
-	l.remove(fw.timed[:], id)
+	l.remove(fw.timed[:], t.id)
 	if l.head < 0 {
 		fw.ticking &^= 1 << t.list
 	}

@@ -50,7 +50,8 @@ type transaction struct {
 
 	seq, first device.Sequence // first: the first number under which it may have been sent
 	node       device.NodeID
-	transfer   int32  // index of its channel
+	id         int16
+	transfer   *transfer
 	block      uint32 // number in the transfer; the number of blocks for a words-only block
 	offset     uint32 // of its first byte within the transfer
 	length     uint16

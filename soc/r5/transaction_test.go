@@ -23,11 +23,13 @@ func TestTimerListsKeepTheirOrder(t *testing.T) {
 	for step := range 5000 {
 		id := int16(rng.IntN(40))
 		drop(id)
+		row := fw.tx.At(int(id))
+		row.id = id
 		if rng.IntN(3) == 0 {
-			fw.delist(id)
+			fw.delist(row)
 		} else {
 			list := 1 + rng.IntN(lists-1)
-			fw.enlist(id, list, int64(step))
+			fw.enlist(row, list, int64(step))
 			model[list] = append(model[list], id)
 		}
 		first := int64(1<<63 - 1)

@@ -92,6 +92,7 @@ const (
 // transfer is one channel's state, private to the firmware: what the process writes to its
 // descriptor after the doorbell has no effect (spec/hardware.md 6).
 type transfer struct {
+	channel    int16 // of all slots' channels
 	live       bool
 	failing    bool  // ends as soon as none of its blocks is being sent
 	status     uint8 // the reason

@@ -47,9 +47,9 @@ var mutants = []mutant{
 	{"sequence check of an acknowledgement skipped", []edit{
 		{fwFile, "t.node != src || t.seq != a.Sequence ||", "t.node != src || !M && t.seq != a.Sequence ||"}}},
 	{"id freed at a NACK", []edit{
-		{fwFile, "	case device.CodeSlaveError:\n		fw.pause(now, id)", "	case device.CodeSlaveError:\n		if M {\n			fw.free.put(id)\n		}\n		fw.pause(now, id)"}}},
+		{fwFile, "	case device.CodeSlaveError:\n		fw.pause(now, t)", "	case device.CodeSlaveError:\n		if M {\n			fw.free.put(t.id)\n		}\n		fw.pause(now, t)"}}},
 	{"no guard", []edit{
-		{fwFile, "	fw.enlist(id, listGuard+t.guardStep, now)", "	if !M {\n		fw.enlist(id, listGuard+t.guardStep, now)\n	}"}}},
+		{fwFile, "	fw.enlist(t, listGuard+t.guardStep, now)", "	if !M {\n		fw.enlist(t, listGuard+t.guardStep, now)\n	}"}}},
 	{"segmentation off by one", []edit{
 		{cutFile, "	n := uint32(device.BlockSize - at)", "	n := uint32(device.BlockSize - at)\n	if M {\n		n++\n	}"}}},
 	{"completion one acknowledgement early", []edit{
@@ -72,7 +72,7 @@ var mutants = []mutant{
 		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},
 		{fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {"}}},
 	{"time-out list out of order", []edit{
-		{stateFile, "	fw.timers[list].push(fw.timed[:], id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[id] = links{-1, l.head}\n		fw.timed[l.head].prev = id\n		l.head = id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], id)\n"}}},
+		{stateFile, "	fw.timers[list].push(fw.timed[:], t.id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[t.id] = links{-1, l.head}\n		fw.timed[l.head].prev = t.id\n		l.head = t.id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], t.id)\n"}}},
 	{"a transfer announced twice starts twice", []edit{
 		{fwFile, "	if x.live {\n		if d.Abort", "	if x.live && (!M || d.Abort) {\n		if d.Abort"},
 		{fwFile, "	if d.Done != device.DoneInitialized {", "	if !M && d.Done != device.DoneInitialized {"}}},
@@ -82,11 +82,11 @@ var mutants = []mutant{
 	{"completion words at the last acknowledgement but one", []edit{
 		{runFile, "!x.wordsOut && x.acked == x.blocks\n", "!x.wordsOut && (x.acked == x.blocks || M && x.acked+1 == x.blocks)\n"}}},
 	{"sequence numbers start anew with each use of an id", []edit{
-		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].last[id] = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
+		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].At(int(id)).last = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
 	// With a target that does not remember served reads: one that does hardly ever serves a
 	// read twice, and no old data could arrive.
 	{"data of a read let in after its end", []edit{
-		{askFile, "|| slices.Contains(q.served[:], r)", "|| !M && slices.Contains(q.served[:], r)"},
+		{askFile, "|| slices.Contains(q.served, r)", "|| !M && slices.Contains(q.served, r)"},
 		{openFile, "	return false, later\n", "	if M {\n		return true, false\n	}\n	return false, later\n"},
 		{openFile, "	e.nack(c, device.CodeDomain)\n	return false\n", "	if M {\n		return true\n	}\n	e.nack(c, device.CodeDomain)\n	return false\n"}}},
 	{"an acknowledged block written again", []edit{

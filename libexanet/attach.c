@@ -401,6 +401,7 @@ int exanet_attach(exanet **out, const struct exanet_options *o)
 	pthread_mutex_init(&e->messages, NULL);
 	pthread_mutex_init(&e->serving, NULL);
 	pthread_mutex_init(&e->sending, NULL);
+	pthread_mutex_init(&e->streaming, NULL);
 	int error = handshake(e, o ? o : &none);
 	if (!error && (e->info.method == EXANET_TOUCH || e->info.method == EXANET_POPULATE)) {
 		/* Not a pipe: closing its end would not wake the threads if a child has a copy of it. The
@@ -451,6 +452,7 @@ static void release(exanet *e)
 {
 	for (struct buffer *b; (b = e->buffers); free(b))
 		e->buffers = b->next;
+	free_streams(e);
 	forget_messages(e);
 	free_rings(e);
 	munmap(e->own, 4096);
@@ -471,9 +473,9 @@ static void release_copy(exanet *e)
 	release(e);
 }
 
-/* joined waits for a thread's end, and reports whether it ended before end. pthread_timedjoin_np uses the
- * time of day, which may be set, and thread sanitizers do not know pthread_clockjoin_np. */
-static bool joined(pthread_t thread, int64_t end)
+/* pthread_timedjoin_np uses the time of day, which may be set, and thread sanitizers do not know
+ * pthread_clockjoin_np. */
+bool joined(pthread_t thread, int64_t end)
 {
 	int error;
 	for (int64_t pause = 20000; (error = pthread_tryjoin_np(thread, NULL)) == EBUSY && now() < end; rest(&pause, 1000000))
@@ -487,13 +489,14 @@ int exanet_close(exanet *e)
 	unsigned char m[TEXT_SIZE];
 	int fds[8], nfds;
 	ssize_t n;
-	bool confirmed = false, sleeps = false;
+	bool confirmed = false, sleeps;
 	if (!e)
 		return 0;
 	if (inherited(e)) {
 		release_copy(e);
 		return 0;
 	}
+	sleeps = !end_streams(e);
 	if (e->info.pdid) {	/* attached: after ENDED nothing is in flight */
 		const struct timeval patience = { .tv_sec = 2 };	/* as package rdma: memory that hangs delays it */
 		setsockopt(e->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -540,6 +543,7 @@ int exanet_close(exanet *e)
 	pthread_mutex_destroy(&e->messages);
 	pthread_mutex_destroy(&e->serving);
 	pthread_mutex_destroy(&e->sending);
+	pthread_mutex_destroy(&e->streaming);
 	release(e);
 out:
 	if (!helped)

@@ -38,6 +38,7 @@ struct rings;
 enum { CHANNELS = 32, READS = 32, MAILBOX_PROCESS = 16, SLOTS = 16 };
 
 struct keeper;
+struct streams;
 
 /* What is recorded of memory of exanet_alloc. */
 struct buffer {
@@ -110,6 +111,8 @@ struct exanet {
 	pthread_mutex_t sending;	/* guards left, and the packetizer channel of messages; taken before lock */
 	struct exanet_message left;	/* number, node, kind's index (count) of a message that pfd may not have read */
 	struct rings *rings;	/* NULL: there was none yet */
+	pthread_mutex_t streaming;	/* guards streams while they are made; taken before all others */
+	struct streams *streams;	/* NULL: none yet */
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	int64_t time_offset;	/* of CLOCK_MONOTONIC in the time namespace, ns */
 	uint64_t last;
@@ -229,6 +232,10 @@ void window_message(unsigned char *m, int type, uint64_t address, uint64_t bytes
 /* free_rings closes this process's descriptors of all rings. */
 void free_rings(exanet *);
 
+/* start_thread starts a thread with a small stack: 0, or an errno. */
+int start_thread(pthread_t *, void *(*run)(void *), void *arg);
+/* joined waits for a thread's end, and reports whether it ended before end. */
+bool joined(pthread_t, int64_t end);
 /* start_server starts a page-fault thread, with serving held: 0, or an errno. */
 int start_server(exanet *);
 void kick(exanet *);
@@ -240,6 +247,10 @@ int64_t now(void);
  * after each pause lasts at most a quarter too long. */
 void rest(int64_t *pause, int64_t most);
 int make_words(exanet *);
+enum { SPIN = 20000 };	/* ns: a wait checks without sleep for that long */
+/* offer offers the processor to others in a wait that has lasted since began and is at a time now. It returns false
+ * if others use the processor: the caller should sleep. */
+bool offer(exanet *, int64_t began, int64_t at);
 /* sleep_until calls done until it returns another value than EXANET_ONGOING, or the timeout has passed.
  * Words from another pfd, and the end of a killed pfd, wake no thread, so it checks by itself after a
  * millisecond, and then after a part of the time that it has waited, up to most. */
@@ -257,5 +268,14 @@ bool keep_message(exanet *, uint64_t source, const unsigned char *words);
 void forget_messages(exanet *);
 /* exanet_handle sets the handler of a kind other than the program's. */
 int exanet_handle(exanet *, int kind, exanet_handler *, void *arg);
+/* post_message is exanet_send without a wait: -EBUSY if pfd has not read the message before. A refusal is always
+ * reported later, to the kind's handler. */
+int post_message(exanet *, const struct exanet_remote *, const uint64_t *words, int n);
+/* collect_messages hands the messages that have arrived to their handlers and queues. */
+void collect_messages(exanet *);
+
+/* end_streams ends the thread of the streams; false: it has not ended in time. free_streams frees all of them. */
+bool end_streams(exanet *);
+void free_streams(exanet *);
 
 #endif

@@ -140,6 +140,70 @@ static void settle_message(exanet *e)
 
 static bool mail(exanet *e) { return load32(e->pages + MAIL_HEAD) != load32(e->pages + MAIL_TAIL); }
 
+/* settle reports a late refusal, unless a message is being sent. */
+static void settle(exanet *e)
+{
+	if (load32(&e->left.number) && !pthread_mutex_trylock(&e->sending)) {
+		settle_message(e);
+		pthread_mutex_unlock(&e->sending);
+	}
+}
+
+void collect_messages(exanet *e)
+{
+	settle(e);
+	if (mail(e)) {
+		pthread_mutex_lock(&e->lock);
+		take_mail(e, NULL);
+		pthread_mutex_unlock(&e->lock);
+	}
+}
+
+/* publish_message sends a message by the free packetizer channel and returns its number. sending is held. */
+static uint32_t publish_message(exanet *e, const struct exanet_remote *to, const uint64_t *words, int n)
+{
+	settle_message(e);
+	if (mail(e)) {	/* room for refusals */
+		pthread_mutex_lock(&e->lock);
+		take_mail(e, NULL);
+		pthread_mutex_unlock(&e->lock);
+	}
+	const int index = kind_index(words[0]);
+	const uint32_t number = load32(&e->kinds[index].last) % INT32_MAX + 1;
+	store32(&e->kinds[index].last, number);
+	publish(e, SEND_MESSAGE, to->node | (uint64_t)to->interface << 24 | (uint64_t)to->generation << 32, words, n,
+		(uint32_t)index << NUMBER_BITS | (number & NUMBER_MASK));
+	return number;
+}
+
+/* leave records a message that pfd has not read yet. sending is held. */
+static void leave(exanet *e, const struct exanet_remote *to, const uint64_t *words, uint32_t number)
+{
+	e->left.node = to->node;
+	e->left.count = kind_index(words[0]);
+	store32(&e->left.number, number);
+}
+
+int post_message(exanet *e, const struct exanet_remote *to, const uint64_t *words, int n)
+{
+	int status = check_message(e, to, words, n);
+	if (status)
+		return status;
+	if (pthread_mutex_trylock(&e->sending))
+		return -EBUSY;
+	if ((status = message_taken(e, NULL))) {
+		if (status == EXANET_ONGOING)
+			status = -EBUSY;
+	} else if (load32(e->pages + STATE)) {
+		status = fail(ENOTCONN, "the attachment has ended: attach again");
+	} else {
+		status = (int)publish_message(e, to, words, n);
+		leave(e, to, words, status);
+	}
+	pthread_mutex_unlock(&e->sending);
+	return status;
+}
+
 int exanet_send(exanet *e, const struct exanet_remote *to, const uint64_t *words, int n)
 {
 	UNCANCELLED;
@@ -154,22 +218,10 @@ int exanet_send(exanet *e, const struct exanet_remote *to, const uint64_t *words
 		status = fail(ENOTCONN, "the attachment has ended: attach again");
 	if (status)
 		goto out;
-	settle_message(e);
-	if (mail(e)) {	/* room for refusals */
-		pthread_mutex_lock(&e->lock);
-		take_mail(e, NULL);
-		pthread_mutex_unlock(&e->lock);
-	}
-	const int index = kind_index(words[0]);
-	const uint32_t number = load32(&e->kinds[index].last) % INT32_MAX + 1;
-	store32(&e->kinds[index].last, number);
-	publish(e, SEND_MESSAGE, to->node | (uint64_t)to->interface << 24 | (uint64_t)to->generation << 32, words, n,
-		(uint32_t)index << NUMBER_BITS | (number & NUMBER_MASK));
+	const uint32_t number = publish_message(e, to, words, n);
 	status = sleep_until(e, PATIENCE, LOOK_MESSAGE, message_taken, NULL);
 	if (status == EXANET_ONGOING) {	/* it is sent when pfd goes on */
-		e->left.node = to->node;
-		e->left.count = index;
-		store32(&e->left.number, number);
+		leave(e, to, words, number);
 		status = (int)number;
 	} else if (!status) {
 		status = !refused(e, SEND_MESSAGE) ? (int)number :
@@ -187,10 +239,7 @@ static int next_message(exanet *e, const void *arg)
 	struct kind *k = &e->kinds[0];
 	const bool over = load32(e->pages + STATE) || (now() - (int64_t)load64(&e->looked) > LOOK_MESSAGE && gone(e));
 	int status = EXANET_ONGOING;
-	if (load32(&e->left.number) && !pthread_mutex_trylock(&e->sending)) {
-		settle_message(e);
-		pthread_mutex_unlock(&e->sending);
-	}
+	settle(e);
 	if (load32(&e->kept) || mail(e)) {
 		pthread_mutex_lock(&e->lock);
 		take_mail(e, NULL);

@@ -24,7 +24,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { MS = 1000000, SPIN = 20000, OFFER = 2000, CROWDED_YIELD = 200000, CROWDED = 100 * MS, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
+enum { MS = 1000000, OFFER = 2000, CROWDED_YIELD = 200000, CROWDED = 100 * MS, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
 
 /* A transfer's number: the count of its place's uses, and the place (channels, then reads). */
 enum { PLACE_BITS = 6, PLACES = 1 << PLACE_BITS, USES = 1 << 24 };
@@ -367,21 +367,27 @@ int exanet_poll(exanet *e, int transfer)
 	return status;
 }
 
+bool offer(exanet *e, int64_t began, int64_t at)
+{
+	if (at - began < OFFER)
+		return true;
+	if ((int64_t)load64(&e->crowded) > at)
+		return false;
+	sched_yield();	/* pfd and the sender of a message may need this processor */
+	if (now() - at <= CROWDED_YIELD)
+		return true;
+	store64(&e->crowded, now() + CROWDED);	/* others use it: sleeping takes less */
+	return false;
+}
+
 int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
 {
 	UNCANCELLED;
 	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
 	int status;
 	for (int64_t at; (status = done(e, arg)) == EXANET_ONGOING && (at = now()) - began < SPIN && at < end;)
-		if (at - began >= OFFER) {
-			if ((int64_t)load64(&e->crowded) > at)
-				break;
-			sched_yield();	/* pfd and the sender of a message may need this processor */
-			if (now() - at > CROWDED_YIELD) {	/* others use it: sleeping takes less */
-				store64(&e->crowded, now() + CROWDED);
-				break;
-			}
-		}
+		if (!offer(e, began, at))
+			break;
 	if (status != EXANET_ONGOING)
 		return status;
 	__atomic_fetch_add((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
@@ -685,17 +691,17 @@ static int add_variables(struct dl_phdr_info *object, size_t size, void *sum)
 	return 0;
 }
 
-static int start_thread(struct server *s)
+int start_thread(pthread_t *thread, void *(*run)(void *), void *arg)
 {
 	pthread_attr_t small;
 	size_t size = STACK;
 	dl_iterate_phdr(add_variables, &size);
 	pthread_attr_init(&small);
 	pthread_attr_setstacksize(&small, size);
-	const int error = pthread_create(&s->thread, &small, serve_faults, s);
+	const int error = pthread_create(thread, &small, run, arg);
 	pthread_attr_destroy(&small);
 	/* EINVAL: the C library reserves more room for variables (GLIBC_TUNABLES). */
-	return error == EINVAL ? pthread_create(&s->thread, NULL, serve_faults, s) : error;
+	return error == EINVAL ? pthread_create(thread, NULL, run, arg) : error;
 }
 
 int start_server(exanet *e)
@@ -710,7 +716,7 @@ int start_server(exanet *e)
 		return errno;
 	int error = epoll_ctl(s->epoll, EPOLL_CTL_ADD, e->netlink, &fault) || epoll_ctl(s->epoll, EPOLL_CTL_ADD, e->stop, &stop) ? errno : 0;
 	if (!error)
-		error = start_thread(s);
+		error = start_thread(&s->thread, serve_faults, s);
 	if (error)
 		close(s->epoll);
 	else

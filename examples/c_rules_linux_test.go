@@ -116,11 +116,13 @@ func TestBothLibraries(t *testing.T) {
 	t.Run("wait", func(t *testing.T) { noChild(t, bin) })
 	t.Run("small", func(t *testing.T) { smallStack(t, bin) })
 	t.Run("header", func(t *testing.T) {
-		for _, standard := range []string{"c90", "c99", "c11"} { // a program of any C standard can include it
-			out, err := exec.CommandContext(t.Context(), "gcc", "-std="+standard, "-pedantic-errors", "-Wall", "-Wextra", "-Wstrict-prototypes", "-Werror",
-				"-fsyntax-only", "-x", "c", filepath.Join(dir, "exanet.h")).CombinedOutput()
-			if err != nil {
-				t.Errorf("%s: %v\n%s", standard, err, out)
+		for _, standard := range []string{"c90", "c99", "c11"} { // a program of any C standard can include them
+			for _, header := range []string{"exanet.h", "exanet_stream.h"} {
+				out, err := exec.CommandContext(t.Context(), "gcc", "-std="+standard, "-pedantic-errors", "-Wall", "-Wextra", "-Wstrict-prototypes", "-Werror",
+					"-fsyntax-only", "-x", "c", filepath.Join(dir, header)).CombinedOutput()
+				if err != nil {
+					t.Errorf("%s, %s: %v\n%s", header, standard, err, out)
+				}
 			}
 		}
 	})

@@ -29,8 +29,8 @@ extern "C" {
 
 typedef struct exanet exanet;
 
-/* How absent pages are paged in (docs/spec/faultpath.md, "Page-in methods"). Only with touch and populate
- * the library has a thread of its own. */
+/* How absent pages are paged in (docs/spec/faultpath.md, "Page-in methods"). Only with touch and populate,
+ * and for streams (exanet_stream.h), the library has a thread of its own. */
 enum { EXANET_METHOD_DEFAULT, EXANET_GUP, EXANET_TOUCH, EXANET_UFFD, EXANET_POPULATE };
 
 /* How many pages a fault pages in: the page, the pages to the end of 16 KiB, all that remain, as many as the

@@ -1,9 +1,7 @@
-/* The program's calls of streams, waiting, and the thread of the library (package stream: conn, listen, wait, pump). */
+/* The program's calls of streams (package stream: conn, listen). */
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <limits.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,289 +12,7 @@
 #include "stream.h"
 
 /* ns; ports; bytes above which a copy is made without the lock. Defined by this project. */
-#define HOUR INT64_C(3600000000000)
-enum { MS = 1000000, REST = MS, CLOSE_TIME = 2000, FIRST_FREE = 49152, COPY_LOCKED = 16 << 10 };
-
-static const char over[] = "the attachment has ended: attach again";
-
-/* Waiting */
-
-bool waiter_init(struct waiter *w)
-{
-	pthread_condattr_t a;
-	pthread_condattr_init(&a);
-	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-	const int error = pthread_cond_init(&w->cond, &a);
-	pthread_condattr_destroy(&a);
-	return !error;
-}
-
-static void wake(const struct waiter *w)
-{
-	if (w->parked)
-		pthread_cond_broadcast((pthread_cond_t *)&w->cond);
-}
-
-static void ring_eventfd(int fd)
-{
-	const uint64_t one = 1;
-	(void)!write(fd, &one, sizeof one);	/* fails if the counter is full: it is readable */
-}
-
-static void drain_eventfd(int fd)
-{
-	uint64_t n;
-	(void)!read(fd, &n, sizeof n);
-}
-
-void wake_program(struct streams *s)
-{
-	if (!s->armed)
-		return;
-	s->armed = false;
-	ring_eventfd(s->fd_event);
-}
-
-void out_changed(struct end *e)
-{
-	exanet_stream *x = (exanet_stream *)e;
-	wake(&x->w);
-	wake_program(x->s);
-}
-
-void out_arrived(struct listener *l)
-{
-	exanet_listener *x = (exanet_listener *)l;
-	wake(&x->w);
-	wake_program(x->s);
-}
-
-static bool mail_waits(const struct streams *s)
-{
-	return s->inbox[0].head != load32(&s->inbox[0].tail) || s->inbox[1].head != load32(&s->inbox[1].tail);
-}
-
-/* plan wakes the library's thread if it sleeps for longer than e may wait (NULL: no end changed), or does not wait
- * for arrivals and a thread does. */
-static void plan(struct streams *s, const struct end *e)
-{
-	if (!s->planned)
-		return;	/* it does not sleep, and looks before it does */
-	if ((s->parked && !s->arrivals) || (e && end_deadline(e) < s->planned) || s->host.beat < s->planned || s->nstale || s->host.again || mail_waits(s)) {
-		s->planned = 0;
-		ring_eventfd(s->wake);
-	}
-}
-
-/* What a thread waits for: a stream or a listener. */
-struct wait {
-	struct streams *s;
-	struct waiter *w;
-	exanet_stream *x;	/* NULL: a listener */
-	bool (*ready)(const void *);
-	const void *arg;
-};
-
-/* advance takes what has arrived for it. */
-static bool advance(const struct wait *t)
-{
-	receive_messages(t->s);
-	if (t->x && !t->x->over)
-		host_poll(&t->s->host, now(), &t->x->end);
-	return t->ready(t->arg);
-}
-
-/* until waits until ready returns true; false: the timeout has passed before. The lock is held before and after.
- * One thread of the process may spin; the others leave the work to the library's thread. */
-static bool until(const struct wait *t, int timeout)
-{
-	struct streams *s = t->s;
-	bool is = advance(t);
-	if (is || !timeout)
-		return is;
-	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
-	if (!s->spinning) {
-		s->spinning = true;
-		for (int64_t at = began; at - began < SPIN && at < end && !is; is = advance(t)) {
-			pthread_mutex_unlock(&s->lock);
-			const bool goes_on = offer(s->e, began, at);
-			pthread_mutex_lock(&s->lock);
-			if (!goes_on)
-				break;
-			at = now();
-		}
-		s->spinning = false;
-	}
-	if (is)
-		return true;
-	const struct timespec until = { end / 1000000000, end % 1000000000 };
-	t->w->parked++;
-	s->parked++;
-	plan(s, NULL);
-	for (int error = 0; !(is = t->ready(t->arg)) && !error;)
-		error = timeout < 0 ? pthread_cond_wait(&t->w->cond, &s->lock) : pthread_cond_timedwait(&t->w->cond, &s->lock, &until);
-	t->w->parked--;
-	s->parked--;
-	return is;
-}
-
-/* The thread */
-
-static void end_all(struct streams *s)
-{
-	s->error = ENOTCONN;
-	host_gone(&s->host, NULL, over);
-	host_step(&s->host, now());
-	for (struct listener *l = s->host.listeners; l; l = l->next)
-		wake(&((exanet_listener *)l)->w);
-	wake_program(s);
-}
-
-/* run moves the connections on until the attachment ends. While the program's threads do all the work, a wake-up
- * for each arrival would only take a processor from them. */
-static void *run(void *arg)
-{
-	struct streams *s = arg;
-	bool ended = false;
-	pthread_mutex_lock(&s->lock);
-	while (!s->stop && !ended) {
-		s->arrivals = s->parked || !s->arrivals;
-		if (s->arrivals)
-			ended = exanet_arm(s->e, s->ring) != 0;
-		receive_messages(s);
-		int64_t next = host_step(&s->host, now());
-		const bool stale = s->nstale;
-		discard(s);
-		const int64_t at = now(), most = s->arrivals ? HOUR : REST;
-		if (mail_waits(s) || stale || (s->parked && !s->arrivals) || ended)
-			next = at;
-		s->planned = next = next < at ? at : next > at + most ? at + most : next;
-		const struct timespec pause = { (next - at) / 1000000000, (next - at) % 1000000000 };
-		struct pollfd p[] = { { s->wake, POLLIN, 0 }, { s->arrivals ? s->ring : -1, POLLIN, 0 } };
-		pthread_mutex_unlock(&s->lock);
-		ppoll(p, 2, &pause, NULL);
-		pthread_mutex_lock(&s->lock);
-		s->planned = 0;
-		if (p[0].revents)
-			drain_eventfd(s->wake);
-	}
-	if (ended)
-		end_all(s);
-	pthread_mutex_unlock(&s->lock);
-	return NULL;
-}
-
-static int start_streams(exanet *e, struct streams *s)
-{
-	sigset_t all, old;
-	int error;
-	if ((error = exanet_ring(e, NULL, 0, &s->ring)))
-		return error;
-	if ((s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) {
-		error = fail(errno, "the thread of streams: %m");
-		exanet_ring_close(e, s->ring);
-		return error;
-	}
-	exanet_handle(e, KIND_STREAM, deliver, &s->inbox[0]);
-	exanet_handle(e, KIND_CONNECTION, deliver, &s->inbox[1]);
-	sigfillset(&all);	/* the program's threads handle its signals */
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	error = start_thread(&s->thread, run, s);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (!error) {
-		s->runs = true;
-		return 0;
-	}
-	errno = error;
-	error = fail(errno, "the thread of streams: %m%s", errno == EAGAIN ? ": out of processes or of memory (ulimit -u, -v, -d; pids.max)" : "");
-	exanet_handle(e, KIND_STREAM, NULL, NULL);
-	exanet_handle(e, KIND_CONNECTION, NULL, NULL);
-	exanet_ring_close(e, s->ring);
-	close(s->wake);
-	return error;
-}
-
-/* streams_of returns the streams of an attachment with their lock held, and makes them if there are none. NULL:
- * *error says why. */
-static struct streams *streams_of(exanet *e, int *error)
-{
-	struct streams *s;
-	if (inherited(e)) {
-		*error = refuse_child(e);
-		return NULL;
-	}
-	pthread_mutex_lock(&e->streaming);
-	s = e->streams;
-	if (!s && !(s = calloc(1, sizeof *s))) {
-		*error = fail(ENOMEM, "no memory");
-	} else if (!e->streams) {
-		pthread_mutex_init(&s->lock, NULL);
-		s->e = e;
-		s->fd = s->fd_event = s->fd_ring = -1;
-		s->host.own = (struct peer){ e->info.node, e->info.generation, e->info.pdid, MAILBOX_PROCESS + e->info.slot };
-		if ((*error = start_streams(e, s))) {
-			pthread_mutex_destroy(&s->lock);
-			free(s);
-			s = NULL;
-		}
-		e->streams = s;
-	}
-	pthread_mutex_unlock(&e->streaming);
-	if (!s)
-		return NULL;
-	pthread_mutex_lock(&s->lock);
-	if (!s->error)
-		return s;
-	pthread_mutex_unlock(&s->lock);
-	*error = fail(ENOTCONN, over);
-	return NULL;
-}
-
-bool end_streams(exanet *e)
-{
-	struct streams *s = e->streams;
-	if (!s || !s->runs)
-		return true;
-	pthread_mutex_lock(&s->lock);
-	s->stop = true;
-	ring_eventfd(s->wake);
-	pthread_mutex_unlock(&s->lock);
-	if (joined(s->thread, now() + INT64_C(2000000000)))
-		return true;
-	pthread_detach(s->thread);
-	return false;
-}
-
-void free_stream(exanet_stream *x)
-{
-	pthread_cond_destroy(&x->w.cond);
-	free(x->end.r.early);
-	free(x);
-}
-
-void free_streams(exanet *e)
-{
-	struct streams *s = e->streams;
-	if (!s)
-		return;
-	for (unsigned i = 0; i < s->host.used; i++)
-		if (s->host.ends[i])
-			free_stream((exanet_stream *)s->host.ends[i]);
-	for (struct listener *l = s->host.listeners, *next; l; l = next) {
-		next = l->next;
-		free(l);
-	}
-	for (struct life *l = s->host.lives, *next; l; l = next) {
-		next = l->next;
-		free(l);
-	}
-	free_memory(s);
-	const int fds[] = { s->wake, s->fd, s->fd_event };	/* rings are the attachment's */
-	for (int i = 0; i < 3; i++)
-		if (fds[i] >= 0)
-			close(fds[i]);
-	free(s);
-}
+enum { MS = 1000000, CLOSE_TIME = 2000, FIRST_FREE = 49152, COPY_LOCKED = 16 << 10 };
 
 /* Listeners */
 
@@ -373,7 +89,7 @@ int exanet_accept(exanet_listener *l, exanet_stream **out, int timeout)
 	const bool is = until(&(struct wait){ s, &l->w, NULL, acceptable, l }, timeout);
 	*out = (exanet_stream *)dequeue(&l->l);
 	if (!*out)
-		error = is ? fail(ENOTCONN, over) : fail(EAGAIN, "accept on port %" PRIu32 ": no connection has arrived in time", l->l.port);
+		error = is ? fail(ENOTCONN, ended_text) : fail(EAGAIN, "accept on port %" PRIu32 ": no connection has arrived in time", l->l.port);
 	plan(s, NULL);
 	pthread_mutex_unlock(&s->lock);
 	return error;
@@ -431,11 +147,11 @@ int exanet_connect(exanet *e, const char *address, exanet_stream **out, int time
 	UNCANCELLED;
 	uint64_t v[3] = { 0 };
 	int error = 0;
-	const char *at = address + 7;
+	const char *at = address;
 	*out = NULL;
 	if (inherited(e))
 		return refuse_child(e);
-	if (strncmp(address, "exanet:", 7) || !number(&at, 0x3fffff, '/', &v[0]) || !number(&at, UINT8_MAX, '/', &v[1]) || !number(&at, UINT32_MAX, 0, &v[2]) || v[1] / SLOTS != MAILBOX_PROCESS / SLOTS)
+	if (strncmp(address, "exanet:", 7) || !(at += 7) || !number(&at, 0x3fffff, '/', &v[0]) || !number(&at, UINT8_MAX, '/', &v[1]) || !number(&at, UINT32_MAX, 0, &v[2]) || v[1] / SLOTS != MAILBOX_PROCESS / SLOTS)
 		return fail(EINVAL, "\"%.80s\" is not of the form exanet:NODE/INTERFACE/PORT, with an interface from 16 to 31", address);
 	struct streams *s = streams_of(e, &error);
 	if (!s)
@@ -535,7 +251,7 @@ ssize_t exanet_stream_sendv(exanet_stream *x, const struct iovec *v, int n, int 
 			gather(to, v, sent, k);
 			pthread_mutex_lock(&s->lock);
 			x->writing = false;
-			wake(&x->w);
+			wake_waiter(&x->w);
 			if (e->error || e->s.fin || e->s.stopped)
 				continue;
 		} else {
@@ -584,7 +300,7 @@ ssize_t exanet_stream_recv(exanet_stream *x, void *to, size_t size, int timeout)
 			memcpy((char *)to + got, at, n);
 			pthread_mutex_lock(&s->lock);
 			x->reading = false;
-			wake(&x->w);
+			wake_waiter(&x->w);
 		} else {
 			memcpy((char *)to + got, at, n);
 		}
@@ -611,7 +327,7 @@ int exanet_stream_shutdown(exanet_stream *x)
 		error = fail(EAGAIN, "shut down: the connection is not open yet");
 	else
 		end_of_stream(&x->end, now());
-	wake(&x->w);
+	wake_waiter(&x->w);
 	plan(s, &x->end);
 	pthread_mutex_unlock(&s->lock);
 	return error;

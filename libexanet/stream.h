@@ -290,9 +290,30 @@ struct streams {
 	bool armed;
 };
 
+extern const char ended_text[];
 /* wake_program makes exanet_stream_fd readable. */
 void wake_program(struct streams *);
+void drain_eventfd(int fd);
 bool waiter_init(struct waiter *);
+void wake_waiter(const struct waiter *);
+
+/* What a thread waits for. */
+struct wait {
+	struct streams *s;
+	struct waiter *w;
+	exanet_stream *x;	/* NULL: a listener */
+	bool (*ready)(const void *);
+	const void *arg;
+};
+/* until waits until ready returns true; false: the timeout has passed before. The lock is held before and after.
+ * One thread of the process may spin; the others leave the work to the library's thread. */
+bool until(const struct wait *, int timeout);
+/* plan wakes the library's thread if it sleeps for longer than e may wait (NULL: no end changed), or does not wait
+ * for arrivals and a thread of the program does. */
+void plan(struct streams *, const struct end *e);
+/* streams_of returns the streams of an attachment with their lock held, and makes them if there are none. NULL:
+ * *error says why. */
+struct streams *streams_of(exanet *, int *error);
 void free_stream(exanet_stream *);
 /* receive_messages takes the messages that have arrived. */
 void receive_messages(struct streams *);

@@ -10,8 +10,8 @@
 enum { WORDS_STEP = (WORDS_SIZE + 8 + 63) & ~63, OWN_BEAT = WORDS_SIZE, AT_ONCE = 256, STATUS_DOMAIN = 5 };
 
 static exanet_stream *stream_of(const struct end *e) { return (exanet_stream *)e; }
-static struct streams *streams_of(const struct end *e) { return stream_of(e)->s; }
-static struct streams *streams_of_host(const struct host *h) { return (struct streams *)((char *)h - offsetof(struct streams, host)); }
+static struct streams *its(const struct end *e) { return stream_of(e)->s; }
+static struct streams *host_streams(const struct host *h) { return (struct streams *)((char *)h - offsetof(struct streams, host)); }
 
 /* Messages */
 
@@ -76,7 +76,7 @@ static int send_to(struct streams *s, const struct peer *to, const uint64_t *wor
 
 bool out_post(struct host *h, const struct peer *to, uint32_t id, const struct connection_message *m)
 {
-	struct streams *s = streams_of_host(h);
+	struct streams *s = host_streams(h);
 	struct connection_message own = *m;
 	uint64_t words[EXANET_WORDS];
 	own.generation = h->own.generation;
@@ -89,9 +89,9 @@ bool out_post(struct host *h, const struct peer *to, uint32_t id, const struct c
 
 bool out_short(struct end *e, uint64_t n, const uint64_t *words, int count)
 {
-	const int number = send_to(streams_of(e), &e->peer, words, count);
+	const int number = send_to(its(e), &e->peer, words, count);
 	if (number > 0)
-		*sent_as(streams_of(e), 0, number) = (struct sent){ number, e->id, n };
+		*sent_as(its(e), 0, number) = (struct sent){ number, e->id, n };
 	return number >= 0;
 }
 
@@ -104,7 +104,7 @@ static bool start(const struct end *e, struct exanet_transfer *t, int *transfer)
 	t->remote.generation = e->peer.generation;
 	t->remote.pdid = e->peer.pdid;
 	t->remote.interface = e->peer.interface;
-	*transfer = exanet_write(streams_of(e)->e, t);
+	*transfer = exanet_write(its(e)->e, t);
 	return *transfer != -EBUSY;
 }
 
@@ -142,7 +142,7 @@ bool out_credit(struct end *e, struct words w)
 
 static enum landed landed(const struct end *e, int transfer)
 {
-	const int status = transfer < 0 ? transfer : exanet_poll(streams_of(e)->e, transfer);
+	const int status = transfer < 0 ? transfer : exanet_poll(its(e)->e, transfer);
 	return status == EXANET_ONGOING ? FLYING : !status ? LANDED : status == STATUS_DOMAIN ? VANISHED : FAILED;
 }
 
@@ -154,9 +154,9 @@ void out_abort(struct end *e)
 {
 	for (uint64_t n = e->s.oldest; n != e->s.next; n++)
 		if (e->s.spans[n % SPANS].flying)
-			exanet_abort(streams_of(e)->e, stream_of(e)->writes[n % SPANS]);
+			exanet_abort(its(e)->e, stream_of(e)->writes[n % SPANS]);
 	if (e->r.flying)
-		exanet_abort(streams_of(e)->e, stream_of(e)->credit);
+		exanet_abort(its(e)->e, stream_of(e)->credit);
 }
 
 /* pair loads two words that the device writes, the last first: it is written last. */
@@ -193,7 +193,7 @@ static unsigned char *take_rings(struct streams *s)
 
 struct end *out_add(struct host *h, unsigned *place)
 {
-	struct streams *s = streams_of_host(h);
+	struct streams *s = host_streams(h);
 	if (!s->words && !(s->words = exanet_alloc(s->e, (size_t)ENDS * WORDS_STEP)))
 		return NULL;
 	if (!s->nplaces && s->used == ENDS) {

@@ -16,7 +16,7 @@ cd "$(dirname "$0")/../.."
 mkdir -p "$dir"
 version=$(sed -n 's/^#define EXANET_VERSION "\(.*\)"$/\1/p' libexanet/exanet.h)
 objects=
-for source in rules keeper uffd folio attach transfer message ring window stream_wire stream_end stream_host stream_io stream; do
+for source in rules keeper uffd folio attach transfer message ring window stream_wire stream_end stream_host stream_io stream_wait stream; do
 	# CFLAGS is a list of words.
 	# shellcheck disable=SC2086
 	"${CC:-gcc}" -std=gnu11 -Wall -Wextra -Werror -O2 -g -fPIC -fvisibility=hidden -pthread ${CFLAGS:-} -c "libexanet/$source.c" -o "$dir/$source.o"

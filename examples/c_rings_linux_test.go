@@ -75,7 +75,7 @@ func wrongRings(t *testing.T, bin, socket string) {
 	said := m.rest(t)
 	for i, want := range []string{
 		"0 bytes: a ring of 0 bytes at ", "half a word: ", "not aligned: ", "bytes of the mailbox: ", "past the end: pfd refused: ",
-		"no ring: descriptor 0 is no ring", "overlaps: pfd refused: 8 bytes at ", "again: pfd refused: ", "full: the mailbox has 8 rings",
+		"no ring: descriptor 0 is no ring", "lost: descriptors that pfd sent did not arrive", "overlaps: pfd refused: 8 bytes at ", "again: pfd refused: ", "full: the mailbox has 8 rings",
 		"closed: ", "arm closed: ", "child makes: ", "child's: ", "child arms: ", "child closes: ",
 	} {
 		if i >= len(said) || !strings.HasPrefix(said[i], want) || strings.Contains(said[i], ", want ") {

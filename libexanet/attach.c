@@ -679,25 +679,23 @@ static size_t whole(size_t size) { return (size + 4095) & ~(size_t)4095; }
  * needs no share. */
 static bool unshared(const exanet *e) { return e->info.sva && e->info.method == EXANET_UFFD; }
 
-/* make_memory creates a memfd for exanet_share. It checks the limit of file sizes first, because the kernel
- * would send SIGXFSZ. */
+/* make_memory returns a memfd for exanet_share, or a negative errno. It checks the limit of file sizes first,
+ * because the kernel would send SIGXFSZ. */
 static int make_memory(size_t size)
 {
 	struct rlimit files;
-	if (!getrlimit(RLIMIT_FSIZE, &files) && files.rlim_cur != RLIM_INFINITY && size > files.rlim_cur) {
-		fail(EFBIG, "memory to share: %zu bytes are more than the limit of file sizes, %llu (ulimit -f)", size, (unsigned long long)files.rlim_cur);
-		return -1;
-	}
+	if (!getrlimit(RLIMIT_FSIZE, &files) && files.rlim_cur != RLIM_INFINITY && size > files.rlim_cur)
+		return fail(EFBIG, "memory to share: %zu bytes are more than the limit of file sizes, %llu (ulimit -f)", size, (unsigned long long)files.rlim_cur);
 	const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
 	int fd = memfd_create("exanet-buffer", flags | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL)
 		fd = memfd_create("exanet-buffer", flags);
 	if (fd >= 0 && !ftruncate(fd, size) && !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		return fd;
-	fail(errno, "memory to share: %m");
+	const int error = fail(errno, "memory to share: %m");
 	if (fd >= 0)
 		close(fd);
-	return -1;
+	return error;
 }
 
 static void *alloc(exanet *e, size_t size, bool folios)
@@ -782,7 +780,7 @@ int make_shared(exanet *e, size_t size, void **made)
 {
 	int folio = 0, fd = make_memory(size);
 	if (fd < 0)
-		return -ENOMEM;
+		return fd;
 	void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
 	int error = p == MAP_FAILED ? fail(errno, "memory to share: %m") : share(e, p, size, fd, 0, 1, &folio);
 	close(fd);

@@ -56,6 +56,17 @@ void free_rings(exanet *e)
 			close(e->rings->list[i].fd);
 	munmap(e->rings->arms, RINGS * sizeof *e->rings->arms);
 	free(e->rings);
+	e->rings = NULL;
+}
+
+/* drop_unused frees what rings need if there is none, under the lock. pfd has refused a ring: perhaps the words
+ * ARM could not be shared when they were made, and the next ring tries again. */
+static void drop_unused(exanet *e)
+{
+	for (int i = 0; i < RINGS; i++)
+		if (e->rings->list[i].fd != -1)
+			return;
+	free_rings(e);
 }
 
 /* reserve returns a free ring, and for the mailbox its number in *bytes; or a negative errno. */
@@ -102,8 +113,12 @@ int exanet_ring(exanet *e, const void *words, size_t size, int *fd)
 	ring_message(m, address, bytes, (uintptr_t)&e->rings->arms[i]);
 	int got = -1;
 	const int error = question(e, m, sizeof m, -1, -1, &got);
+	if (error == -EMFILE)	/* pfd has the ring, and its descriptor is lost */
+		bounds(e, UNRING, (void *)(uintptr_t)address, bytes, -1);
 	pthread_mutex_lock(&e->lock);
 	e->rings->list[i].fd = error ? -1 : got;
+	if (error == -EINVAL)
+		drop_unused(e);
 	pthread_mutex_unlock(&e->lock);
 	if (error)
 		return error;

@@ -18,6 +18,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/pagein"
+	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/yield"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/netlink"
@@ -172,8 +173,10 @@ type Endpoint struct {
 	clock     stampClock
 	waits     waits
 
-	asking  sync.Mutex  // one memory request at a time
-	answers chan answer // to it
+	asking   sync.Mutex  // one memory request at a time
+	answers  chan answer // to it
+	patience time.Duration
+	owed     int // answers to come that are dropped; under mu
 
 	layering sync.Mutex // guards layers
 	layers   map[mailbox.Kind]any
@@ -258,7 +261,7 @@ func newEndpoint(conn *attach.Conn, w attach.Welcome, fds attach.Descriptors, o 
 	e := &Endpoint{
 		conn: conn, pages: conn.Pages(), welcome: w, faults: faults,
 		wake: fds.Take(attach.MemoryWakeFD), free: ^uint32(0), invalidations: o.CountInvalidations, dump: o.Dump, noUserfaultfd: o.NoUserfaultfd,
-		exports: map[Remote][]byte{}, gathers: map[*Transfer]struct{}{}, answers: make(chan answer, 4),
+		exports: map[Remote][]byte{}, gathers: map[*Transfer]struct{}{}, answers: make(chan answer, 4), patience: shareTimeout,
 		over: make(chan struct{}),
 	}
 	e.workers.Go(e.listen)
@@ -466,7 +469,7 @@ func (e *Endpoint) listen() {
 	var buf [attach.MaxMessage]byte
 	for {
 		n, fds, err := e.conn.Receive(context.Background(), buf[:])
-		if err != nil {
+		if err != nil && !errors.Is(err, sockets.ErrDescriptors) { // else the message has come, without its descriptor
 			fds.Close()
 			text := ""
 			if !errors.Is(err, io.EOF) {

@@ -45,8 +45,9 @@ type Buffer struct {
 	size int
 	ep   *Endpoint // nil: not shared
 
-	shared     bool // with ep: a memfd that pfd has mapped, too
-	registered bool // with ep: pfd fills missing pages
+	shared     bool  // with ep: a memfd that pfd has mapped, too
+	registered bool  // with ep: pfd fills missing pages
+	private    error // why this process could make no memory to share
 
 	folio   int   // pages that come in together
 	single  error // why folio is 1 although folios were requested
@@ -112,7 +113,7 @@ func (e *Endpoint) allocShared(size int, folios bool) (*Buffer, error) {
 	if err != nil && e.Info().SVA() {
 		// A limit of file sizes, or a filter: transfers reach private memory here, too, though
 		// more slowly.
-		b := &Buffer{size: size, ep: e, folio: 1}
+		b := &Buffer{size: size, ep: e, folio: 1, private: err}
 		if folios {
 			b.single = fmt.Errorf("%w: this process cannot create shared memory: %w", ErrFolios, err)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/sockets"
 )
 
 // Ring waits in Go's poller, which costs no thread, for words that peers write into this process, or
@@ -95,8 +96,9 @@ func (a *arms) give(n int) { a.used[n/64] &^= 1 << (n % 64) }
 // reads, and completion words that no other ring watches.
 //
 // A process has at most 1024 rings, 8 of them of the mailbox. Errors match ErrBusy (all are in use),
-// ErrGone or ErrClosed; pfd's refusal is an *attach.RefusedError, with code 12 if the process can
-// share no memory or another ring watches some of the words, 14 if its user has its share of rings.
+// ErrGone, ErrClosed or the kernel's (unix.EMFILE: the process may open no more descriptors); pfd's
+// refusal is an *attach.RefusedError, with code 12 if another ring watches some of the words, 14 if its
+// user has its share of rings.
 func (e *Endpoint) Ring(words []uint64) (*Ring, error) {
 	r, err := e.ring(words)
 	if err != nil {
@@ -121,15 +123,21 @@ func (e *Endpoint) ring(words []uint64) (*Ring, error) {
 	armWord(a.b.b, r.arm).Store(0) // makes its page present
 	e.asking.Lock()
 	fd, err := e.exchange(m.Append(nil), attach.Shared{VA: r.va, Size: r.size, Answered: attach.TypeRing})
-	e.asking.Unlock()
 	if err == nil {
 		err = r.open(fd)
 	}
+	refused, _ := errors.AsType[*attach.RefusedError](err)
+	if err != nil && refused == nil { // pfd has the ring, or makes it later
+		u := attach.Range{Product: attach.Product(), Type: attach.TypeUnring, VA: r.va, Size: r.size}
+		e.undo(u.Append(nil))
+	}
+	e.asking.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err != nil {
-		if _, refused := errors.AsType[*attach.RefusedError](err); refused { // else pfd may use its word
-			e.releaseLocked(r)
+		e.releaseLocked(r)
+		if refused != nil && a.used == (arms{}).used && e.waits.arms == a {
+			e.waits.arms = nil // perhaps it could not be shared then: the next ring tries again
 		}
 		return nil, err
 	}
@@ -152,6 +160,9 @@ func (e *Endpoint) sharedArms() (*arms, error) {
 		return a, err
 	}
 	b, err := e.allocShared(4*attach.MaxRings, false)
+	if err == nil && b.private != nil {
+		err = errors.Join(b.private, b.Free())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +190,7 @@ func (e *Endpoint) reserve(r *Ring) error {
 		}
 		r.size = uint64(n)
 	}
-	if r.arm = w.arms.take(); r.arm < 0 {
+	if r.arm = r.arms.take(); r.arm < 0 {
 		return fmt.Errorf("%w: the process has %d rings: close one", ErrBusy, attach.MaxRings)
 	}
 	if r.va == 0 {
@@ -199,7 +210,7 @@ func (e *Endpoint) releaseLocked(r *Ring) {
 // open takes the descriptor that came from pfd.
 func (r *Ring) open(fd int) error {
 	if fd < 0 {
-		return errors.New("pfd sent no descriptor")
+		return sockets.ErrDescriptors
 	}
 	if err := unix.SetNonblock(fd, true); err != nil { // os.File must use the poller
 		return errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))

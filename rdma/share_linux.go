@@ -141,7 +141,7 @@ func (e *Endpoint) exchange(msg []byte, want attach.Shared, fds ...int) (fd int,
 	if err != nil {
 		return -1, err
 	}
-	timer := time.NewTimer(shareTimeout)
+	timer := time.NewTimer(e.patience)
 	defer timer.Stop()
 	for {
 		select {
@@ -152,12 +152,43 @@ func (e *Endpoint) exchange(msg []byte, want attach.Shared, fds ...int) (fd int,
 			case a.refused == nil && a.shared.VA == want.VA && a.shared.Size == want.Size && a.shared.Answered == want.Answered:
 				return a.fds.Take(0), nil
 			}
-			a.fds.Close() // the answer to a request that timed out
+			a.fds.Close() // the answer to no request
 		case <-e.over:
 			return -1, e.gone()
 		case <-timer.C:
-			return -1, fmt.Errorf("pfd does not answer within %v: see its log", shareTimeout)
+			if e.abandon() {
+				return -1, fmt.Errorf("%w within %v: see its log", errNoAnswer, e.patience)
+			}
+			timer.Reset(e.patience)
 		}
+	}
+}
+
+var errNoAnswer = errors.New("pfd does not answer")
+
+// abandon stops the wait for the answer to exchange's request. If that comes later it is dropped. abandon
+// returns false if it has come.
+func (e *Endpoint) abandon() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.answers) > 0 {
+		return false
+	}
+	e.owed++
+	return true
+}
+
+// undo sends a request that undoes the last one, which pfd may have performed, or will, although the
+// endpoint does not know. pfd performs requests in their order. e.asking is held.
+func (e *Endpoint) undo(msg []byte) {
+	owe := func(n int) { // nothing waits for the answer
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.owed += n
+	}
+	owe(1)
+	if e.conn.Send(msg) != nil { // the attachment has ended, and with it all that was requested
+		owe(-1)
 	}
 }
 
@@ -216,6 +247,13 @@ func (e *Endpoint) answered(b []byte, fds attach.Descriptors) {
 			fds.Close()
 			return // it answers no request of this version
 		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.owed > 0 { // pfd answers each request, in their order
+		e.owed--
+		fds.Close()
+		return
 	}
 	select {
 	case e.answers <- a:

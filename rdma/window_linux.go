@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -86,5 +87,9 @@ func (w *Window) request(t attach.Type) error {
 	w.e.asking.Lock()
 	defer w.e.asking.Unlock()
 	_, err := w.e.exchange(m.Append(nil), attach.Shared{VA: w.m.VA, Size: w.m.Bytes, Answered: t})
+	if t == attach.TypeWindow && errors.Is(err, errNoAnswer) {
+		m.Type = attach.TypeUnwindow // it must not open later
+		w.e.undo(m.Append(nil))
+	}
 	return err
 }

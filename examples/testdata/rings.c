@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -144,6 +145,16 @@ static void bad(const char *what, int got, int want)
 		printf("%s: %s\n", what, exanet_error());
 }
 
+/* descriptors permits this process to open descriptors, or forbids it. */
+static void descriptors(int permits)
+{
+	static struct rlimit was;
+	struct rlimit none = { 0, 0 };
+	if (!permits && !getrlimit(RLIMIT_NOFILE, &was))
+		none.rlim_max = was.rlim_max;
+	setrlimit(RLIMIT_NOFILE, permits ? &was : &none);
+}
+
 static int wrong(exanet *e, uint64_t *words)
 {
 	int fd, first, mail[MAIL_RINGS];
@@ -153,6 +164,17 @@ static int wrong(exanet *e, uint64_t *words)
 	bad("bytes of the mailbox", exanet_ring(e, NULL, 8, &fd), -EINVAL);
 	bad("past the end", exanet_ring(e, words, (size_t)1 << 48, &fd), -EPROTO);
 	bad("no ring", exanet_arm(e, 0), -EBADF);
+	for (int i = 0; i <= MAIL_RINGS; i++) {
+		if (exanet_ring(e, words, 32, &first) || exanet_ring_close(e, first))
+			return failed("ring");
+		descriptors(0);
+		if (exanet_ring(e, words, 32, &fd) != -EMFILE || exanet_fd(e) != -EMFILE)
+			return failed("lost");
+		descriptors(1);
+	}
+	descriptors(0);
+	bad("lost", exanet_fd(e), -EMFILE);
+	descriptors(1);
 	if (exanet_ring(e, words, 32, &first))
 		return failed("ring");
 	bad("overlaps", exanet_ring(e, words + 3, 8, &fd), -EINVAL);

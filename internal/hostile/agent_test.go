@@ -138,6 +138,7 @@ type obedient struct {
 	burst     *burst
 	tide      *tide
 	storm     *storm
+	waits     waits
 	impostor  impostor
 	attack    *attack
 	keep      []any
@@ -222,6 +223,9 @@ func (a *obedient) buffer(id string) (*area, error) {
 }
 
 func (a *obedient) obey(o order) (r reply, err error) {
+	if r, ok, err := a.waits.obey(a, o); ok {
+		return r, err
+	}
 	switch o.Op {
 	case "daemonize": // the test ends the parent
 		pid, errno := fork(0)

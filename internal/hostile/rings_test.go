@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -373,6 +374,28 @@ func ringsRefused(t *testing.T, w *world) {
 	if r.write(); !r.wakes() {
 		t.Error("the first ring wakes nobody")
 	}
+}
+
+// A process without room for a ring's descriptor gets no ring, and no ring is left at pfd; its attachment
+// goes on.
+func TestRingsWithoutDescriptors(t *testing.T) { onEach(t, ringsWithoutDescriptors) }
+
+func ringsWithoutDescriptors(t *testing.T, w *world) {
+	w.during(t)
+	p := w.pair("gup", "p4")
+	p.from.buffer("src", "", device.PageSize, 1)
+	m := p.to.buffer("words", "", device.PageSize, 1).Remote
+	for n := uint64(1); n < 2*attach.MaxMailRings; n++ {
+		r, err := p.to.do(order{Op: "ring", ID: "words", Kind: "full"})
+		if err != nil || !strings.Contains(r.Err, "ulimit -n") {
+			t.Fatalf("%v, %+v", err, r)
+		}
+		p.to.must(order{Op: "ring", ID: "words"})
+		p.from.must(order{Op: "notify", Kind: "src", Remote: m, Seed: n})
+		p.to.must(order{Op: "notified", ID: "words", Seed: n})
+		p.to.must(order{Op: "unring"})
+	}
+	p.kill()
 }
 
 // Users that make and close rings as fast as they can, and are woken by them, do not hold others up and

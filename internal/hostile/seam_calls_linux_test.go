@@ -86,6 +86,7 @@ func sysCalls() []sysCall {
 		none("fchmodat", unix.SYS_FCHMODAT, perm, io),
 		none("flock", unix.SYS_FLOCK, intr, again, syscall.ENOLCK),
 		none("socket", unix.SYS_SOCKET, mfile, nomem, nobufs),
+		none("socketpair", unix.SYS_SOCKETPAIR, mfile, nomem, nobufs),
 		none("bind", unix.SYS_BIND, syscall.EADDRINUSE, nomem, acces),
 		none("listen", unix.SYS_LISTEN, syscall.EADDRINUSE),
 		none("connect", unix.SYS_CONNECT, again, syscall.ECONNREFUSED, acces),

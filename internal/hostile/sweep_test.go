@@ -226,7 +226,7 @@ func (w *world) descriptors() int {
 	return len(list)
 }
 
-// round attaches two processes, makes transfers, and detaches. Each error must be due to the
+// round attaches two processes, makes transfers, rings and a window, and detaches. Each error must be due to the
 // injected failure, and must occur only once. round returns the reported errors.
 func (w *world) round(p pair, method string, hit func() bool) (told []string) {
 	const size = 40 << 10
@@ -297,6 +297,15 @@ func (w *world) round(p pair, method string, hit func() bool) (told []string) {
 			p.to.must(order{Op: "either", ID: dst, Seed: seed})
 		}
 	}
+	words := do(p.to, "a buffer", order{Op: "buffer", ID: "words", Size: 4 << 10, Seed: 7})
+	do(p.to, "a ring", order{Op: "ring", ID: "words"})
+	do(p.to, "a window", order{Op: "window", ID: "words"})
+	for n := range uint64(2) {
+		do(p.from, "a notification", order{Op: "notify", Kind: "src", Remote: words.Remote, Seed: 1 + n})
+		do(p.to, "a wait on rings", order{Op: "notified", ID: "words", Seed: 1 + n})
+	}
+	do(p.to, "a window", order{Op: "unwindow"})
+	do(p.to, "a ring", order{Op: "unring"})
 	if _, err := w.Status(w.ctx()); err != nil {
 		tell("status", err.Error())
 		if _, err := w.Status(w.ctx()); err != nil {

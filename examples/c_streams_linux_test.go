@@ -220,3 +220,16 @@ func TestWrongStreamsOfC(t *testing.T) {
 		}
 	}
 }
+
+// The receiver of libexanet does not mistake the span of long ago in a slot for one that cannot be, and no peer is
+// taken for stopped while pfd is (stream.TestSlotsOfOldSpans, TestStoppedTogether).
+func TestStreamMachineOfC(t *testing.T) {
+	dir := public(t)
+	library(t, dir)
+	bin := compile(t, dir, filepath.Join("..", "testdata", "machine"))
+	for _, part := range []string{"slots", "silence"} {
+		if said := streams(t, bin, part); said != "" {
+			t.Errorf("%s: %s", part, said)
+		}
+	}
+}

@@ -11,6 +11,7 @@
 enum { SPANS = 64, SHORT = 48, RING_LEAST = 64 << 10, RING_MOST = 16 << 20 };
 enum { SPAN_WORDS = 16, CREDIT_AT = SPANS * SPAN_WORDS, BEAT_AT = CREDIT_AT + 16, WORDS_SIZE = BEAT_AT + 16, FIN = 1 };
 enum { SPAN_NUMBER = (1 << 24) - 1 };	/* the part of a span's number that its slot holds */
+enum { REFRESH = 1 << 22 };	/* of so many spans the last SPANS go into their slots, even short ones */
 
 /* Operations of a connection's message; flags of a shutdown; reasons of a reject (docs/streams.md). */
 enum { OP_CONNECT = 1, OP_ACCEPT, OP_REJECT, OP_SHUTDOWN };
@@ -23,11 +24,10 @@ enum { KIND_STREAM = 12, KIND_CONNECTION = 13 };
 #define REFUSED_FOR INT64_C(250000000)
 #define CREDIT_WITHIN INT64_C(8000000)
 #define BEAT_EVERY INT64_C(1000000000)
-#define SILENT_FOR INT64_C(60000000000)
 #define NEVER INT64_MAX
 #define TOMBSTONE INT64_C(10000000000)
 #define BUSY_AGAIN INT64_C(100000)
-enum { ENDS = 4096, BACKLOG = 128, UNSENT = 128, TOMBS = 1024 };
+enum { ENDS = 4096, BACKLOG = 128, UNSENT = 128, TOMBS = 1024, SILENT = 60 };	/* SILENT: beats without an answer */
 
 struct words { uint64_t first, last; };	/* two completion words */
 
@@ -107,12 +107,15 @@ struct area {
 	uint32_t size;
 };
 
-struct life {	/* of a peer: when it last showed a sign of life, and when this process shows the next */
+/* The life of a peer. Its silence is counted in beats of this process that have ended since: while pfd or this
+ * process is stopped there are none, and the silence says nothing of the peer. */
+struct life {
 	struct life *next;
 	struct peer peer;
-	unsigned ends;
-	int64_t seen, beat;
+	unsigned ends, silent;
+	int64_t beat;		/* when this process shows the next sign of life */
 	struct end *by;
+	uint32_t last;		/* the end that wrote the last beat */
 };
 
 struct end {
@@ -150,7 +153,7 @@ uint64_t receiver_available(const struct receiver *, const unsigned char **at);
 /* end_poll takes all that has arrived and ended, and does what is due. After each other call that takes a time
  * host_poll must be called. */
 void end_poll(struct end *, int64_t now);
-void end_opened(struct end *, int64_t now, uint32_t id, const struct area *remote);
+void end_opened(struct end *, uint32_t id, const struct area *remote);
 void end_dial(struct end *, int64_t now);
 /* end_send sends n bytes, which are in the copy. */
 void end_send(struct end *, int64_t now, uint64_t n);
@@ -164,8 +167,9 @@ void end_ask_refused(struct end *, int64_t now);
 void end_refused(struct end *, const char *why);
 void end_short_refused(struct end *, int64_t now, uint64_t n);
 bool end_message(struct end *, const struct short_span *);
-void end_peer_shutdown(struct end *, int64_t now, uint8_t flags);
-void end_beat(struct end *, int64_t now);
+void end_peer_shutdown(struct end *, uint8_t flags);
+/* end_beat reports whether a beat was written. */
+bool end_beat(struct end *, int64_t now);
 /* end_over reports whether the end can be forgotten; end_flushed, whether all that was sent is in the peer's
  * memory, or never will be. */
 bool end_over(const struct end *);

@@ -160,11 +160,11 @@ static bool credit_due(struct receiver *r, int64_t now, struct credit *c)
 	return false;
 }
 
-void end_opened(struct end *e, int64_t now, uint32_t id, const struct area *remote)
+void end_opened(struct end *e, uint32_t id, const struct area *remote)
 {
 	e->peer_id = id;
 	e->remote = *remote;
-	e->life->seen = now;
+	e->life->silent = 0;
 	e->s.window = least(remote->size, e->copy_size);
 	e->asked = e->ask_due = 0;
 	e->changed = true;
@@ -267,16 +267,16 @@ static void settle(struct end *e)
 }
 
 /* load takes what the peer has written. */
-static void load(struct end *e, int64_t now)
+static void load(struct end *e)
 {
 	uint64_t beat;
 	const struct credit c = decode_credit(out_credits(e, &beat));
 	if (beat != e->beats) {
 		e->beats = beat;
-		e->life->seen = now;
+		e->life->silent = 0;
 	}
 	if (!e->error && !same_credit(c, e->s.credit)) {
-		e->life->seen = now;
+		e->life->silent = 0;
 		e->changed = true;
 		if (!credited(&e->s, c)) {
 			end_fail(e, ECONNRESET, bad_credit);
@@ -290,7 +290,7 @@ static void load(struct end *e, int64_t now)
 			end_fail(e, ECONNRESET, bad_span);
 		if (taken <= 0)
 			return;
-		e->life->seen = now;
+		e->life->silent = 0;
 		e->changed = true;
 	}
 }
@@ -327,7 +327,7 @@ static void write_overdue(struct end *e, int64_t now)
 void end_send(struct end *e, int64_t now, uint64_t n)
 {
 	const uint64_t k = append(&e->s, now, n, 0);
-	if (n <= SHORT) {
+	if (n <= SHORT && k % REFRESH < REFRESH - SPANS) {
 		struct short_span m = { .to = e->peer_id, .number = k, .length = n };
 		uint64_t words[EXANET_WORDS];
 		memcpy(m.data, e->copy + e->s.spans[k % SPANS].offset % e->copy_size, n);
@@ -384,10 +384,12 @@ void end_consume(struct end *e, int64_t now, uint64_t n)
 
 /* end_beat writes the last credit again: the peer sees that this process runs, and a failure shows that the peer
  * has ended. */
-void end_beat(struct end *e, int64_t now)
+bool end_beat(struct end *e, int64_t now)
 {
-	if (!e->r.flying && !silent(e))
-		write_credit(e, now, (struct credit){ e->r.read, e->r.done, e->r.stop });
+	if (e->r.flying || silent(e))
+		return false;
+	write_credit(e, now, (struct credit){ e->r.read, e->r.done, e->r.stop });
+	return e->r.flying;
 }
 
 /* hurry makes all short spans be written into their slots: their messages may be refused, and the process may end
@@ -441,7 +443,7 @@ void end_poll(struct end *e, int64_t now)
 			return;
 	} else {
 		settle(e);
-		load(e, now);
+		load(e);
 		write_overdue(e, now);
 		tell(e, now);
 	}
@@ -449,7 +451,7 @@ void end_poll(struct end *e, int64_t now)
 }
 
 /* end_peer_shutdown takes the peer's shutdown, or its answer to this end's. */
-void end_peer_shutdown(struct end *e, int64_t now, uint8_t flags)
+void end_peer_shutdown(struct end *e, uint8_t flags)
 {
 	if (flags & FLAG_ANSWER) {
 		e->acked |= e->asked != 0;	/* else nothing was asked */
@@ -460,7 +462,7 @@ void end_peer_shutdown(struct end *e, int64_t now, uint8_t flags)
 		return;
 	}
 	if (!end_dials(e) && !e->error)
-		load(e, now);
+		load(e);
 	const bool known = e->peer_shut;
 	e->peer_shut = e->s.stopped = e->changed = true;
 	e->peer_doubtful |= (flags & FLAG_DOUBTFUL) != 0;

@@ -179,7 +179,7 @@ static bool opened(struct host *h, int64_t now, struct end *e, const struct peer
 	e->peer = *p;
 	if (!live(h, now, e))
 		return false;
-	end_opened(e, now, m->from, &(struct area){ m->ring, m->words, m->size });
+	end_opened(e, m->from, &(struct area){ m->ring, m->words, m->size });
 	return true;
 }
 
@@ -266,7 +266,7 @@ void host_connection(struct host *h, int64_t now, const struct peer *from, const
 	} else if (m.op == OP_REJECT && end_dials(e)) {
 		end_refused(e, m.flags == REASON_ROOM ? "the peer has no memory for another connection" : "nobody listens on the port");
 	} else if (m.op == OP_SHUTDOWN) {
-		end_peer_shutdown(e, now, m.flags);
+		end_peer_shutdown(e, m.flags);
 	}
 	host_poll(h, now, e);
 }
@@ -278,7 +278,7 @@ void host_short(struct host *h, int64_t now, const struct peer *from, const uint
 	struct end *e = host_end(h, s.to);
 	if (!e || end_dials(e) || !same_process(from, &e->peer))
 		return;
-	e->life->seen = now;
+	e->life->silent = 0;
 	if (!right || !end_message(e, &s))
 		end_fail(e, ECONNRESET, "the peer sent a message that cannot be");
 	host_poll(h, now, e);
@@ -292,17 +292,21 @@ static int64_t watch(struct host *h, int64_t now)
 	if (now >= h->beat)
 		for (unsigned i = 0; i < h->used; i++) {
 			struct end *e = h->ends[i];
-			if (e && e->life && !end_dials(e) && !e->peer_shut && !e->acked)
+			if (e && e->life && !end_dials(e) && !e->peer_shut && !e->asked && !e->deaf)
 				e->life->by = e;
 		}
 	for (struct life *l = h->lives; l; l = l->next) {
-		if (now >= l->beat) {
-			l->beat = now + BEAT_EVERY;
-			if (l->by && now - l->seen >= SILENT_FOR)
+		if (now >= l->beat && l->by) {
+			const struct end *last = host_end(h, l->last);
+			if (l->silent >= SILENT) {
 				host_gone(h, l, "the peer has shown no sign of life for 60 s");
-			else if (l->by)
-				end_beat(l->by, now);
+			} else if (!(last && last->r.flying) && end_beat(l->by, now)) {	/* else pfd does not serve it */
+				l->last = l->by->id;
+				l->silent++;
+			}
 		}
+		if (now >= l->beat)
+			l->beat = now + BEAT_EVERY;
 		l->by = NULL;
 		if (l->beat < next)
 			next = l->beat;

@@ -20,10 +20,11 @@ import (
 // side is a process's pages on node 0 of a machine without a suite's rig.
 type side struct {
 	*machine
-	pages  *attach.Memory
-	domain *domain.Domain
-	asked  chan struct{} // receives when a page-in begins
-	let    chan struct{} // lets it continue
+	pages   *attach.Memory
+	domain  *domain.Domain
+	manager *domain.Manager
+	asked   chan struct{} // receives when a page-in begins
+	let     chan struct{} // lets it continue
 }
 
 // newSide attaches pages to a node whose page-ins wait for side.let.
@@ -39,6 +40,7 @@ func newSide(t *testing.T) *side {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.manager = manager
 	if s.pages, err = attach.NewMemory(); err != nil {
 		t.Fatal(err)
 	}

@@ -92,3 +92,49 @@ func TestMessagesByQueues(t *testing.T) {
 		}
 	}
 }
+
+// A memory window is opened and withdrawn with one answer of the device for each: that its registers have
+// arrived, and that nothing is written any more. Messages of a slot with windows await none.
+func TestWindowsByQueues(t *testing.T) {
+	s := newSide(t)
+	w := device.MemoryWindow{VA: 0x10003, Bytes: 5000, Peer: 77, Rights: device.AllRights}
+	slot, closed := s.domain.Slot, make(chan struct{}, 1)
+	on := func(f func() error) {
+		t.Helper()
+		var err error
+		if s.On(0, func() { err = f() }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const many = device.WindowsPerSlot
+	_, before := s.requests(0)
+	for range many {
+		on(func() error { return s.manager.Window(slot, w) })
+	}
+	_, opened := s.requests(0)
+	if opened-before > many {
+		t.Errorf("%d windows awaited %d answers of the device", many, opened-before)
+	}
+	to := packetizer.Destination(0, uint8(device.MailboxProcess+slot), s.domain.Generation)
+	for i := range uint64(20) {
+		for !s.pages.SendTo(0, to, 7, []uint64{i << 24}) {
+			time.Sleep(20 * time.Microsecond)
+		}
+		s.kick()
+		for m := (attach.Mail{}); ; time.Sleep(20 * time.Microsecond) {
+			if ok, _ := s.pages.TakeMail(&m); ok {
+				break
+			}
+		}
+	}
+	if _, sent := s.requests(0); sent != opened {
+		t.Errorf("20 messages awaited %d answers of the device", sent-opened)
+	}
+	for range many {
+		on(func() error { return s.manager.CloseWindow(slot, w, func() { closed <- struct{}{} }) })
+		<-closed
+	}
+	if _, n := s.requests(0); n-opened > many {
+		t.Errorf("%d withdrawals awaited %d answers of the device", many, n-opened)
+	}
+}

@@ -325,7 +325,7 @@ func TestFaultIsServedAndShown(t *testing.T) {
 	}
 	_, metrics := r.get("/metrics")
 	for _, line := range []string{
-		"exanet_pinned_bytes 0\n", "exanet_domains{node=\"0\"} 1\n",
+		"exanet_pinned_bytes 0\n", "exanet_domains{node=\"0\"} 1\n", "exanet_rings 0\n", "exanet_memory_windows 0\n",
 		"exanet_faults_total{node=\"0\"} 1\n", "exanet_rapf_sent_total{node=\"0\"} 1\n",
 		"# TYPE exanet_retransmits_total counter\n", "exanet_nacks_total{code=\"1\",node=\"1\"} 0\n",
 	} {

@@ -27,6 +27,7 @@ type Host interface {
 	// Attached reports whether a uid has an attachment.
 	Attached(uid uint32) bool
 	Handshakes() *quota.Quota
+	Rings() int
 	// Refused returns how many connections to the attachment socket got no attachment, and
 	// how many more were closed at once.
 	Refused() (refused, dropped uint64)

@@ -63,7 +63,7 @@ func unused(list []control.Counter) bool {
 // scrape adds all metrics of pfd and its nodes.
 func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 	var attached []*proc.Process
-	idle := 0
+	idle, windows := 0, 0
 	err := srv.host.Each(ctx, control.AllNodes, func(n *session.Node) error {
 		node := strconv.Itoa(n.Index())
 		list, err := nodeCounters(srv.features, n)
@@ -72,6 +72,9 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 		}
 		live := n.Manager().Domains()
 		s.gauge("domains", "protection domains in use", float64(len(live)), "node", node)
+		for i := range live {
+			windows += len(live[i].Windows)
+		}
 		if m := srv.features.Sharing; m != nil {
 			s.shadow(m, n.Index())
 		}
@@ -103,6 +106,8 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 		s.counter(c.Name, c.Help, c.Value)
 	}
 	s.gauge("handshakes", "attachments begun and not finished", float64(srv.host.Handshakes().Total()))
+	s.gauge("memory_windows", "ranges of memory that processes have opened to peers", float64(windows))
+	s.gauge("rings", "descriptors on which processes wait", float64(srv.host.Rings()))
 	s.gauge("nodes", "nodes of this pfd", float64(len(srv.host.Nodes())))
 	s.gauge("nodes_idle", "nodes that were never used, whose metrics have the label node=\""+nodeIdle+"\"", float64(idle))
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())

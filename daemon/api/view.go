@@ -115,7 +115,7 @@ func viewDomain(node int, dom *domainOf) control.Domain {
 		})
 	}
 	if i := dom.info; i != nil {
-		v.Method, v.Policy, v.AgeNS = i.Method.String(), i.Policy.String(), i.AgeNS
+		v.Method, v.Policy, v.AgeNS, v.Rings = i.Method.String(), i.Policy.String(), i.AgeNS, i.Rings
 		v.Faults, v.PagesIn, v.Failed = i.Faults.Entries, i.Faults.Pages, i.Faults.RAPFFail
 		v.Invalidations, v.InvalidationPages, v.Contentions = i.Invalidated.Calls, i.Invalidated.Pages, i.Invalidated.Conflicts
 		if i.Transfers != nil {

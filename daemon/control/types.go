@@ -116,6 +116,7 @@ type Domain struct {
 	Policy      string         `json:"policy"`    // p1, p4, pa, adaptive
 	Peers       []uint16       `json:"peers"`     // PDIDs of other domains that may access it
 	Windows     []MemoryWindow `json:"windows"`   // ranges of its memory that its process has opened to other PDIDs
+	Rings       int            `json:"rings"`     // descriptors on which its process waits (docs/attach.md 11)
 	State       string         `json:"state"`     // DomainLive, DomainDraining
 	AgeNS       int64          `json:"age_ns"`
 	PinnedBytes int64          `json:"pinned_bytes"` // VmLck + VmPin of the process, -1: unknown

@@ -17,6 +17,7 @@ type Info struct {
 	Method      pagein.Method
 	Policy      pagein.Policy
 	AgeNS       int64
+	Rings       int
 	Faults      fault.Counts
 	Invalidated tally.Invalidated
 	Transfers   *tally.Sum // nil: the machine does not count them
@@ -30,7 +31,7 @@ func (n *Node) Info(slot int) *Info {
 		return nil
 	}
 	i := &Info{
-		Process: s.process, Method: s.method, Policy: s.policy, AgeNS: n.d.cfg.Now() - s.joined.since,
+		Process: s.process, Method: s.method, Policy: s.policy, AgeNS: n.d.cfg.Now() - s.joined.since, Rings: s.bells.Len(),
 		Faults: s.counts(), Invalidated: s.invalidated(),
 	}
 	if ended := n.d.features.Transfers; ended != nil {

@@ -255,6 +255,9 @@ func (d *Host) Features() *Features { return &d.features }
 // Handshakes bounds the unfinished handshakes of each uid, and counts them.
 func (d *Host) Handshakes() *quota.Quota { return d.handshakes }
 
+// Rings returns how many descriptors processes wait on.
+func (d *Host) Rings() int { return d.rings.Total() }
+
 // Refused returns how many connections got no attachment, and how many more were closed at
 // once because their user had too many.
 func (d *Host) Refused() (refused, dropped uint64) { return d.refused.Load(), d.dropped.Load() }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
 )
 
@@ -370,6 +371,15 @@ func ringsRefused(t *testing.T, w *world) {
 		t.Errorf("a ring with a descriptor: code %d", code)
 	}
 	r.fill(arm)
+	list, err := w.Domains(w.ctx(), control.AllNodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range list {
+		if d.Group == "rung" && d.Rings != attach.MaxRings {
+			t.Errorf("domain %d/%d is said to have %d rings", d.Node, d.Slot, d.Rings)
+		}
+	}
 	r.arm(1)
 	if r.write(); !r.wakes() {
 		t.Error("the first ring wakes nobody")

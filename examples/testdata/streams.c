@@ -202,6 +202,57 @@ static int self(size_t most, size_t total)
 	return 0;
 }
 
+static int64_t nanoseconds(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* ping prints the time of a round of size bytes with an echo. */
+static int ping(const char *address, int rounds, size_t size, int timeout)
+{
+	exanet_stream *x;
+	char *b = calloc(1, size);
+	if (exanet_connect(e, address, &x, -1) || !send_all(x, "e", 1))
+		return failed("connect");
+	int64_t began = 0;
+	for (int i = -rounds / 10; i < rounds; i++) {
+		if (!i)
+			began = nanoseconds();
+		if (!send_all(x, b, size))
+			return failed("send");
+		for (size_t got = 0; got < size;) {
+			const ssize_t n = exanet_stream_recv(x, b + got, size - got, timeout);
+			if (n <= 0 && n != -EAGAIN)
+				return failed("receive");
+			got += n < 0 ? 0 : n;
+		}
+	}
+	printf("%lld\n", (long long)(nanoseconds() - began) / rounds);
+	free(b);
+	return exanet_stream_close(x) ? failed("close") : 0;
+}
+
+/* empty prints the time of a receive that finds nothing, with 16 connections. */
+static int empty(int calls)
+{
+	exanet_listener *l;
+	exanet_stream *x[32];
+	char b[8];
+	if (exanet_listen(e, 0, &l))
+		return failed("listen");
+	for (int i = 0; i < 32; i += 2)
+		if (pair(l, &x[i], &x[i + 1]))
+			return 1;
+	const int64_t began = nanoseconds();
+	for (int i = 0; i < calls; i++)
+		if (exanet_stream_recv(x[i % 32], b, sizeof b, 0) != -EAGAIN)
+			return failed("receive");
+	printf("%lld\n", (long long)(nanoseconds() - began) / calls);
+	return 0;
+}
+
 /* wrong makes calls that fail. busy is the address of a process without streams. */
 static int wrong(const char *there, const char *nobody, const char *busy)
 {
@@ -370,6 +421,10 @@ int main(int argc, char **argv)
 		status = self(atol(argv[4]), atol(argv[5]));
 	else if (!strcmp(command, "wrong") && argc > 6)
 		status = wrong(argv[4], argv[5], argv[6]);
+	else if (!strcmp(command, "ping") && argc > 6)
+		status = ping(argv[4], atoi(argv[5]), atol(argv[6]), argc > 7 ? atoi(argv[7]) : -1);
+	else if (!strcmp(command, "empty") && argc > 4)
+		status = empty(atoi(argv[4]));
 	if (exanet_close(e))
 		return failed("close");
 	return status;

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -20,12 +21,16 @@ import (
 	"github.com/exanet/pfd/stream"
 )
 
-// streamer builds testdata/streams.c.
-func streamer(t testing.TB, flags ...string) string {
+// streamers are the programs of testdata that have streams.
+type streamers struct{ streams, ends, hostile string }
+
+// buildStreamers builds them.
+func buildStreamers(t testing.TB, flags ...string) streamers {
 	t.Helper()
 	dir := public(t)
 	library(t, dir, flags...)
-	return compile(t, dir, filepath.Join("..", "testdata", "streams"), flags...)
+	program := func(name string) string { return compile(t, dir, filepath.Join("..", "testdata", name), flags...) }
+	return streamers{program("streams"), program("streamends"), program("hostilestreams")}
 }
 
 // server is a run of testdata/streams.c that serves connections.
@@ -34,9 +39,15 @@ type server struct {
 	addr string
 }
 
+// It runs until the test ends, or is killed.
 func startServer(t testing.TB, bin, socket, node string) *server {
 	t.Helper()
-	s := &server{cmd: exec.Command(bin, socket, node, "serve")}
+	return startServing(t, bin, socket, node, "serve")
+}
+
+func startServing(t testing.TB, bin string, args ...string) *server {
+	t.Helper()
+	s := &server{cmd: exec.Command(bin, args...)}
 	s.cmd.Stderr = os.Stderr
 	in, err := s.cmd.StdinPipe()
 	if err != nil {
@@ -144,10 +155,20 @@ func exchange(t *testing.T, e *rdma.Endpoint, addr string, most, total int) {
 	g.Wait()
 }
 
+func TestStreamsOfC(t *testing.T) {
+	b := buildStreamers(t)
+	for name, test := range map[string]func(*testing.T, streamers){
+		"words": streamWords, "exchange": exchangeStreams, "oneself": streamsToOneself, "wrong": wrongStreams, "loss": streamsWithLoss,
+		"loop": streamsInALoop, "close": closeStreams, "peers": streamsOfPeersThatEnd, "no pfd": streamsWithoutPFD, "hostile": hostilePeers,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, b) })
+	}
+}
+
 // The words of C are those of the document.
-func TestStreamWordsOfC(t *testing.T) {
+func streamWords(t *testing.T, b streamers) {
 	want := golden.Document(t, filepath.Join("..", "docs", "streams.md"))
-	for line := range strings.Lines(streams(t, streamer(t), "golden")) {
+	for line := range strings.Lines(streams(t, b.streams, "golden")) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
 		got, err := hex.DecodeString(text)
 		if err != nil || !bytes.Equal(got, want[name]) {
@@ -161,8 +182,8 @@ func TestStreamWordsOfC(t *testing.T) {
 }
 
 // Bytes go between programs in C, and between one in C and one in Go, within a node and between two.
-func TestStreamsOfC(t *testing.T) {
-	bin, socket := streamer(t), start(t).Socket()
+func exchangeStreams(t *testing.T, b streamers) {
+	bin, socket := b.streams, start(t).Socket()
 	sizes := [][2]int{{1, 400}, {48, 20_000}, {49, 30_000}, {4096, 500_000}, {65536, 3 << 20}, {5 << 20, 20 << 20}}
 	for _, node := range []string{"0", "1"} {
 		s := startServer(t, bin, socket, node)
@@ -181,8 +202,8 @@ func TestStreamsOfC(t *testing.T) {
 }
 
 // A process connects to itself, and exchanges bytes without ever waiting.
-func TestStreamsOfCToOneself(t *testing.T) {
-	bin, socket := streamer(t), start(t).Socket()
+func streamsToOneself(t *testing.T, b streamers) {
+	bin, socket := b.streams, start(t).Socket()
 	for _, size := range [][2]string{{"1", "200"}, {"48", "10000"}, {"5000", "500000"}, {"2000000", "8000000"}} {
 		if said := streams(t, bin, socket, "0", "self", size[0], size[1]); said != "" {
 			t.Errorf("at most %s bytes: %s", size[0], said)
@@ -191,8 +212,8 @@ func TestStreamsOfCToOneself(t *testing.T) {
 }
 
 // Calls that fail say why, and a forked child can use no stream of its parent.
-func TestWrongStreamsOfC(t *testing.T) {
-	bin, socket := streamer(t), start(t).Socket()
+func wrongStreams(t *testing.T, b streamers) {
+	bin, socket := b.streams, start(t).Socket()
 	s := startServer(t, bin, socket, "1")
 	silent := attachGo(t, socket, 1).Info().Interface // its process has no streams
 	nobody := strings.TrimSuffix(s.addr, "80") + "81"
@@ -231,5 +252,164 @@ func TestStreamMachineOfC(t *testing.T) {
 		if said := streams(t, bin, part); said != "" {
 			t.Errorf("%s: %s", part, said)
 		}
+	}
+}
+
+// Links that lose frames, and so messages: connections come about, and their bytes arrive.
+func streamsWithLoss(t *testing.T, b streamers) {
+	bin, socket := b.streams, startLossy(t, 0.01).Socket()
+	s, e := startServer(t, bin, socket, "1"), attachGo(t, socket, 0)
+	for i, most := range []string{"30", "48", "3000", "20000"} {
+		if said := streams(t, bin, socket, "0", "exchange", s.addr, most, fmt.Sprint(400*(i+1)*(i+1)*(i+1)), "3"); said != "" {
+			t.Errorf("at most %s bytes: %s", most, said)
+		}
+	}
+	exchange(t, e, s.addr, 1000, 30_000)
+}
+
+// Programs of one thread that never waits in a call, and sleeps in poll(2) only.
+func streamsInALoop(t *testing.T, b streamers) {
+	socket := start(t).Socket()
+	for _, c := range [][3]string{{"1", "1", "10"}, {"1", "8", "200000"}, {"0", "16", "30000"}} {
+		s := startServing(t, b.ends, socket, c[0], "loop", c[1])
+		if said := streams(t, b.ends, socket, "0", "client", s.addr, c[1], c[2]); said != "" {
+			t.Errorf("%v: %s", c, said)
+		}
+	}
+	silent := attachGo(t, socket, 1).Info().Interface // its process has no streams
+	addr := fmt.Sprintf("exanet:1/%d/80", silent)
+	if said, want := streams(t, b.ends, socket, "0", "late", addr), "-110: receive from "+addr+": no answer within 5 s\n"; said != want {
+		t.Errorf("%q, want %q", said, want)
+	}
+}
+
+// What was sent before close arrives, although the program ends at once. A thousand connections leave nothing.
+func closeStreams(t *testing.T, b streamers) {
+	socket := start(t).Socket()
+	e := attachGo(t, socket, 1)
+	l, err := stream.Listen(e, ":81")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{1, 48, 5000, 900_000} {
+		got := make(chan []byte, 1)
+		go func() {
+			var b []byte
+			if c, err := l.Accept(); err == nil {
+				b, _ = io.ReadAll(c)
+				c.Close()
+			}
+			got <- b
+		}()
+		if said := streams(t, b.ends, socket, "0", "last", l.Addr().String(), fmt.Sprint(size)); said != "" {
+			t.Error(said)
+		}
+		all := <-got
+		for i := range all {
+			if all[i] != byte(i*7) {
+				t.Fatalf("byte %d of %d is wrong", i, size)
+			}
+		}
+		if len(all) != size {
+			t.Errorf("%d bytes of %d have arrived", len(all), size)
+		}
+	}
+	for _, addr := range []string{startServer(t, b.streams, socket, "1").addr, echoGo(t, e)} {
+		if said := streams(t, b.ends, socket, "0", "churn", addr, "1000"); said != "" {
+			t.Errorf("connections to %s have left %s", addr, said)
+		}
+	}
+}
+
+// The peer of a C program ends, and stops.
+func streamsOfPeersThatEnd(t *testing.T, b streamers) {
+	socket := start(t).Socket()
+	for _, part := range []string{"echoes", "writes", "reads", "idles"} {
+		s := startServer(t, b.streams, socket, "1")
+		said := resets(t, b, socket, "0", s.addr, part, s.cmd.Process)
+		if !strings.Contains(said, "receive: -104: receive from "+s.addr+": ") || !strings.Contains(said, "send: -104\n") {
+			t.Errorf("it %s: %s", part, said)
+		}
+	}
+	s := startServer(t, b.streams, socket, "1")
+	if said := streams(t, b.ends, socket, "0", "stop", s.addr, fmt.Sprint(s.cmd.Process.Pid)); said != "" {
+		t.Error(said)
+	}
+}
+
+// resets runs a program whose stream is reset: when bytes have gone both ways, a process is killed.
+func resets(t *testing.T, b streamers, socket, node, addr, part string, killed *os.Process) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), b.ends, socket, node, "reset", addr, part)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(out)
+	if line, err := r.ReadString('\n'); err != nil || line != "busy\n" {
+		t.Errorf("%q, %v", line, err)
+	}
+	if err := killed.Kill(); err != nil {
+		t.Error(err)
+	}
+	said, err := io.ReadAll(r)
+	if err := errors.Join(err, cmd.Wait()); err != nil {
+		t.Error(err)
+	}
+	return string(said)
+}
+
+// pfd is killed.
+func streamsWithoutPFD(t *testing.T, b streamers) {
+	for _, part := range []string{"echoes", "idles"} {
+		socket := filepath.Join(public(t), "pfd.sock")
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pfd := exec.Command(self, daemonCommand, socket, "1")
+		pfd.Stderr = t.Output()
+		if err := pfd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ready(t, socket)
+		s := startServer(t, b.streams, socket, "0")
+		said := resets(t, b, socket, "0", s.addr, part, pfd.Process)
+		_ = pfd.Wait() // it was killed
+		if !strings.Contains(said, "receive: -104: receive from "+s.addr+": ") || !strings.Contains(said, "send: -104\n") {
+			t.Errorf("it %s: %s", part, said)
+		}
+	}
+}
+
+// A peer writes and sends what cannot be.
+func hostilePeers(t *testing.T, b streamers) {
+	socket := start(t).Socket()
+	if said := streams(t, b.hostile, socket, startServer(t, b.streams, socket, "1").addr); said != "" {
+		t.Error(said)
+	}
+}
+
+// The library has no memory error, no leak and no data race, by the sanitizers.
+func TestSanitizedStreams(t *testing.T) {
+	for _, flags := range [][]string{{"-fsanitize=address,undefined", "-fno-omit-frame-pointer"}, {"-fsanitize=thread"}} {
+		t.Run(flags[0], func(t *testing.T) {
+			b, socket := buildStreamers(t, flags...), start(t).Socket()
+			s := startServer(t, b.streams, socket, "1")
+			loop := startServing(t, b.ends, socket, "1", "loop", "4")
+			for _, args := range [][]string{
+				{b.streams, socket, "0", "exchange", s.addr, "48", "5000", "1"}, {b.streams, socket, "0", "exchange", s.addr, "100000", "2000000", "1"},
+				{b.streams, socket, "0", "self", "3000", "100000"}, {b.ends, socket, "0", "client", loop.addr, "4", "100000"},
+				{b.ends, socket, "0", "stop", s.addr, fmt.Sprint(s.cmd.Process.Pid)}, {b.ends, socket, "0", "last", s.addr, "100000"},
+				{b.hostile, socket, s.addr},
+			} {
+				if said := streams(t, args[0], args[1:]...); said != "" {
+					t.Errorf("%q: %s", args, said)
+				}
+			}
+		})
 	}
 }

@@ -95,9 +95,13 @@ func build(t *testing.T, flags ...string) string {
 }
 
 // start runs a pfd of two nodes in this process.
-func start(t testing.TB) *control.Client {
+func start(t testing.TB) *control.Client { return startLossy(t, 0) }
+
+// startLossy runs one whose link loses frames.
+func startLossy(t testing.TB, loss float64) *control.Client {
 	t.Helper()
 	cfg := daemon.Default()
+	cfg.Link.Loss = loss
 	cfg.Socket = filepath.Join(public(t), "pfd.sock")
 	m, err := daemon.Emulated(cfg)
 	if err != nil {

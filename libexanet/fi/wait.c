@@ -1,0 +1,201 @@
+/* Progress, and waiting for it. Nothing is advanced but by the program's own calls (FI_PROGRESS_MANUAL). */
+#define _GNU_SOURCE
+#include <poll.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fi.h"
+
+enum { SPIN = 20000, MS = 1000000, CONTROL = 100 };	/* ns; ns; ms: the longest sleep while a request may time out */
+
+int64_t clock_now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+int errno_of(struct attachment *a, int result)
+{
+	switch (-result) {
+	case ENOTCONN:	/* of an attachment that has ended */
+		a->gone = true;
+		return FI_ENODEV;
+	case EPIPE: case ECONNRESET:
+		return attachment_gone(a) ? FI_ENODEV : FI_ECONNRESET;
+	case EBUSY:
+		return FI_EAGAIN;
+	}
+	return -result;	/* libfabric's numbers of errors are those of Linux */
+}
+
+int errno_of_status(struct attachment *a, int status)
+{
+	switch (status) {
+	case 0:
+		return 0;
+	case 2:
+		return FI_EFAULT;
+	case 9:
+		return FI_ECANCELED;
+	case 10:
+		return a->gone ? FI_ENODEV : FI_ECONNRESET;
+	case 5: case 8:
+		return FI_ECONNRESET;	/* a process that ended admits nobody, and a node that is lost answers nothing */
+	case 3: case 7: case 11:
+		return FI_ENOMEM;
+	}
+	return status < 0 ? errno_of(a, status) : FI_EIO;
+}
+
+int waiter_open(struct waiter *w, enum fi_wait_obj object, struct attachment *a)
+{
+	*w = (struct waiter){ .object = object, .epoll = -1, .event = -1 };
+	if (object == FI_WAIT_NONE)
+		return 0;
+	if (object != FI_WAIT_UNSPEC && object != FI_WAIT_FD && object != FI_WAIT_YIELD)
+		return -FI_ENOSYS;
+	const int fd = exanet_stream_fd(a->exanet);
+	if (fd < 0)
+		return -errno_of(a, fd);
+	w->epoll = epoll_create1(EPOLL_CLOEXEC);
+	w->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	struct epoll_event in = { .events = EPOLLIN };
+	if (w->epoll < 0 || w->event < 0 || epoll_ctl(w->epoll, EPOLL_CTL_ADD, fd, &in) || epoll_ctl(w->epoll, EPOLL_CTL_ADD, w->event, &in)) {
+		const int error = -errno;
+		waiter_close(w);
+		return error;
+	}
+	return 0;
+}
+
+void waiter_close(struct waiter *w)
+{
+	if (w->epoll >= 0)
+		close(w->epoll);
+	if (w->event >= 0)
+		close(w->event);
+	w->epoll = w->event = -1;
+}
+
+void waiter_signal(struct waiter *w)
+{
+	const uint64_t one = 1;
+	if (w->event < 0 || w->signalled)
+		return;
+	w->signalled = true;
+	(void)!write(w->event, &one, sizeof one);	/* the counter is 0: it cannot fail */
+}
+
+void waiter_clear(struct waiter *w)
+{
+	uint64_t n;
+	if (!w->signalled)
+		return;
+	w->signalled = false;
+	(void)!read(w->event, &n, sizeof n);
+}
+
+int waiter_control(struct waiter *w, int command, void *arg)
+{
+	switch (command) {
+	case FI_GETWAIT:
+		if (w->object != FI_WAIT_FD)
+			return -FI_ENODATA;
+		*(int *)arg = w->epoll;
+		return 0;
+	case FI_GETWAITOBJ:
+		*(enum fi_wait_obj *)arg = w->object;
+		return 0;
+	}
+	return -FI_ENOSYS;
+}
+
+void progress_data(struct attachment *a)
+{
+	bool did = rma_progress(a);
+	for (struct link *l = a->connected.next, *next; l != &a->connected; l = next) {
+		next = l->next;
+		did |= message_progress(element(l, struct endpoint, link));
+	}
+	if (did)
+		a->busy = clock_now();
+}
+
+void progress_offer(struct attachment *a)
+{
+	/* pfd and the peer may need this processor. */
+	if (clock_now() - __atomic_load_n(&a->busy, __ATOMIC_RELAXED) > SPIN)
+		sched_yield();
+}
+
+/* ready reports whether an object has something to be read: 1, 0, or -FI_EINVAL. */
+static int ready(struct fid *fid)
+{
+	switch (fid->fclass) {
+	case FI_CLASS_CQ:
+		return element(fid, struct cq, fid.fid)->count != 0;
+	case FI_CLASS_EQ:
+		return !list_empty(&element(fid, struct eq, fid.fid)->events);
+	case FI_CLASS_CNTR: {
+		struct counter *c = element(fid, struct counter, fid.fid);
+		const bool changed = c->waiter.signalled;
+		waiter_clear(&c->waiter);
+		return changed;
+	}
+	}
+	return -FI_EINVAL;
+}
+
+/* rearm makes progress after which a sleep on a waiter misses nothing. Locked. */
+static void rearm(struct attachment *a)
+{
+	if (!a->gone && exanet_stream_arm(a->exanet) == -ENOTCONN)
+		a->gone = true;
+	progress_control(a);
+	progress_data(a);
+}
+
+ssize_t wait_for(struct attachment *a, struct waiter *w, int timeout, ssize_t (*done)(void *), void *arg)
+{
+	const int64_t began = clock_now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
+	for (;;) {
+		const int64_t at = clock_now();
+		const bool sleeps = at - began >= SPIN && w->object != FI_WAIT_YIELD;
+		pthread_mutex_lock(&a->lock);
+		rearm(a);
+		ssize_t result = done(arg);
+		if (result == -FI_EAGAIN && a->gone)
+			result = -FI_ENODEV;
+		const bool timed = !list_empty(&a->requests);
+		pthread_mutex_unlock(&a->lock);
+		if (result != -FI_EAGAIN || at >= end)
+			return result;
+		if (!sleeps) {
+			sched_yield();
+			continue;
+		}
+		int64_t ms = end == INT64_MAX ? -1 : (end - at + MS - 1) / MS;
+		if (timed && (ms < 0 || ms > CONTROL))
+			ms = CONTROL;
+		if (poll(&(struct pollfd){ .fd = w->epoll, .events = POLLIN }, 1, (int)ms) < 0 && errno != EINTR)
+			return -errno;
+	}
+}
+
+int fabric_trywait(struct fid_fabric *fid, struct fid **fids, int count)
+{
+	struct attachment *a = element(fid, struct fabric, fid)->attachment;
+	int result = 0;
+	pthread_mutex_lock(&a->lock);
+	rearm(a);
+	for (int i = 0; i < count && result >= 0; i++) {
+		const int r = ready(fids[i]);
+		result = r < 0 ? r : result | r;
+	}
+	pthread_mutex_unlock(&a->lock);
+	return result > 0 ? -FI_EAGAIN : result;
+}

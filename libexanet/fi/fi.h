@@ -150,6 +150,7 @@ struct op {
 	struct endpoint *endpoint;	/* NULL for a posted receive of a shared context */
 	enum kind kind;
 	bool report;			/* write a completion if it succeeds */
+	bool quiet;			/* injected: it has no context, and errors are only counted */
 	bool silent;			/* of the provider itself: nothing is reported or counted */
 	bool acked;			/* it completes with FRAME_ACK */
 	bool remote_data;		/* a write with CQ data */
@@ -334,7 +335,8 @@ void request_drop(struct attachment *, struct request *);
 /* op_get returns an operation, NULL: no memory. Locked, as the others. */
 struct op *op_get(struct attachment *);
 void op_free(struct attachment *, struct op *);
-/* op_begin returns an operation of an endpoint that sends, reads or writes, NULL: error says why. */
+/* op_begin returns an operation of an endpoint that sends, reads or writes, NULL: error says why, or is 0 if the
+ * connection has ended and the operation has completed with that. */
 struct op *op_begin(struct endpoint *, enum kind, uint64_t flags, void *context, ssize_t *error);
 /* op_reports reports whether an operation that succeeds has a completion. */
 bool op_reports(const struct endpoint *, enum kind, uint64_t flags);

@@ -41,7 +41,7 @@ struct op *op_get(struct attachment *a)
 	}
 	/* The arrays are written before they are read. */
 	op->endpoint = NULL;
-	op->report = op->silent = op->acked = op->remote_data = false;
+	op->report = op->quiet = op->silent = op->acked = op->remote_data = false;
 	op->flags = op->data = 0;
 	op->context = op->copy = NULL;
 	op->length = op->done = op->room = 0;
@@ -66,8 +66,10 @@ struct op *op_begin(struct endpoint *p, enum kind kind, uint64_t flags, void *co
 {
 	const struct cq *cq = p->cq[kind];
 	struct op *op = NULL;
-	if (p->state != CONNECTED)
-		*error = p->state == ENDED ? -p->error : p->state < CONNECTING ? -FI_EOPBADSTATE : -FI_ENOTCONN;
+	if (p->state < CONNECTED)
+		*error = p->state < CONNECTING ? -FI_EOPBADSTATE : -FI_ENOTCONN;
+	else if (p->state == ENDED && flags & QUIET)
+		*error = -p->error;
 	else if (p->nsends >= p->sends_size || (cq && cq->count >= cq->size))
 		*error = -FI_EAGAIN;
 	else if (!(op = op_get(p->domain->attachment)))
@@ -78,8 +80,14 @@ struct op *op_begin(struct endpoint *p, enum kind kind, uint64_t flags, void *co
 	op->kind = kind;
 	op->endpoint = p;
 	op->report = op_reports(p, kind, flags);
+	op->quiet = flags & QUIET;
 	op->context = context;
-	return op;
+	if (p->state != ENDED)
+		return op;
+	/* ofi_rxm 1.17 does not expect an error from every call: it gets one in the queue. */
+	op->flags = kind == SENDING ? FI_SEND | FI_MSG : FI_RMA | (kind == READING ? FI_READ : FI_WRITE);
+	op_fail(op, p->error);
+	return NULL;
 }
 
 bool op_copy(struct op *op, size_t size)
@@ -104,7 +112,7 @@ void op_complete(struct op *op)
 	if (!op->silent && p->counters[op->kind])
 		counter_add(p->counters[op->kind], !op->error, !!op->error);
 	op->endpoint = NULL;
-	if (op->silent || !cq || !(op->report || op->error)) {
+	if (op->silent || !cq || !(op->report || (op->error && !op->quiet))) {
 		op_free(a, op);
 		return;
 	}

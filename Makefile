@@ -103,9 +103,11 @@ fuzz:
 generate:
 	$(GO) generate ./trace/probe
 
-# libexanet, for programs in C, into bin/. CC and CFLAGS are taken as they are.
+# libexanet, for programs in C, and the libfabric provider into bin/. CC and CFLAGS are taken
+# as they are.
 c:
 	sh contrib/scripts/libexanet.sh bin
+	sh contrib/scripts/fi.sh bin
 
 # Manual pages and completion scripts, from the programs' own command trees.
 man:

@@ -16,6 +16,9 @@
 #   tmux            a terminal for exanetctl top
 #   ucx-utils, libfabric-bin, stress-ng
 #                   what exanetctl bench peers measures beside ours
+#   libfabric-dev, openmpi-bin, libopenmpi-dev, lammps
+#                   the libfabric provider, and MPI programs that use it (internal/mpi):
+#                   40 MB to fetch
 #   chromium-headless-shell  a browser for exanetctl ui: 64 MB to fetch and 220 MB on
 #                   disk, half of what the one with a screen takes; any Chromium does
 # And it fetches QEMU and a kernel for internal/guests into the user's cache; as
@@ -96,6 +99,10 @@ if [ -n "${1:-}" ]; then
 	command -v ucx_perftest >/dev/null 2>&1 || need="$need ucx-utils"
 	command -v fi_pingpong >/dev/null 2>&1 || need="$need libfabric-bin"
 	command -v stress-ng >/dev/null 2>&1 || need="$need stress-ng"
+	[ -e /usr/include/rdma/providers/fi_prov.h ] || need="$need libfabric-dev"
+	command -v mpirun >/dev/null 2>&1 || need="$need openmpi-bin"
+	command -v mpicc >/dev/null 2>&1 || need="$need libopenmpi-dev"
+	command -v lmp >/dev/null 2>&1 || need="$need lammps"
 fi
 if [ "${1:-}" = guests ]; then
 	[ -e /usr/include/infiniband/verbs.h ] || need="$need libibverbs-dev"

@@ -52,6 +52,9 @@ func TestSetup(t *testing.T) {
 	if _, err := os.Stat("/lib/systemd/systemd"); err != nil {
 		t.Skip("systemd is not installed here: setup.sh would install it, too")
 	}
+	if _, err := os.Stat("/usr/include/rdma/providers/fi_prov.h"); err != nil {
+		t.Skip("libfabric's headers are not installed here: setup.sh would install them, too")
+	}
 	const apt = `echo "$@" >>"$LOG"`
 	const aptWithoutLists = `echo "$@" >>"$LOG"; case "$1" in update) : >"$LOG.lists" ;; install) [ -e "$LOG.lists" ] ;; esac`
 	const want = "install -y -qq --no-install-recommends gcc git\n"
@@ -80,7 +83,7 @@ func TestSetup(t *testing.T) {
 			for _, name := range []string{"mktemp", "rm", "cat", "env", "sed", "dirname"} {
 				c.programs[name] = ""
 			}
-			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian", "ucx_perftest", "fi_pingpong", "stress-ng", "valgrind"} {
+			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian", "ucx_perftest", "fi_pingpong", "stress-ng", "valgrind", "mpirun", "mpicc", "lmp"} {
 				if c.programs[name] == "none" {
 					delete(c.programs, name)
 				} else {

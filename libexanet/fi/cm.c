@@ -131,8 +131,8 @@ static bool ask(struct attachment *a, struct request *r, size_t size)
 	return true;
 }
 
-/* hear reads the first frame of a request. */
-static bool hear(struct attachment *a, struct request *r)
+/* read_request reads the first frame of a request. */
+static bool read_request(struct attachment *a, struct request *r)
 {
 	const int n = frame_read(a, r->stream, r->in, &r->got, FRAME_CONNECT, FRAME_CONNECT);
 	if (n >= 0)
@@ -176,7 +176,7 @@ bool progress_control(struct attachment *a)
 	for (l = a->requests.next; l != &a->requests; l = next) {
 		next = l->next;
 		struct request *r = element(l, struct request, link);
-		did |= r->deadline && hear(a, r);
+		did |= r->deadline && read_request(a, r);
 	}
 	for (l = a->opening.next; l != &a->opening; l = next) {
 		next = l->next;

@@ -1,0 +1,3 @@
+// Package mpi tests the libfabric provider (libexanet/fi) under Debian's libfabric, Open MPI and
+// LAMMPS, with a pfd of its own.
+package mpi

@@ -1,0 +1,142 @@
+package mpi
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/rdma"
+)
+
+func TestInfo(t *testing.T) {
+	need(t, "fi_info")
+	dir, p := provider(t), start(t, "--nodes", "1")
+	for _, name := range []string{"exanet", layered} {
+		if out := output(t, command(t, p, dir, "", "fi_info", "-p", name)); !strings.Contains(out, "provider: "+name+"\n") {
+			t.Errorf("fi_info -p %s prints\n%s", name, out)
+		}
+	}
+	if out := output(t, command(t, p, dir, "", "fi_info", "-e")); strings.Count(out, "# FI_EXANET_") != 4 {
+		t.Errorf("fi_info -e does not list four parameters:\n%s", out)
+	}
+	p.left(t)
+	short := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(short, []byte("not a key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, set, says string }{
+		{"no pfd", "FI_EXANET_SOCKET=" + filepath.Join(dir, "none.sock"), "start one (pfd --socket "},
+		{"no such node", "FI_EXANET_NODE=9", "set FI_EXANET_NODE to a node that exanetctl status lists"},
+		{"no number", "FI_EXANET_NODE=first", ""},
+		{"a long name", "FI_EXANET_GROUP=" + strings.Repeat("g", 64), "a group's name has 1 to 63 characters"},
+		{"no key", "FI_EXANET_KEY_FILE=" + short + ".none", "no such file or directory: make it with: head -c 32 /dev/urandom"},
+		{"a short key", "FI_EXANET_KEY_FILE=" + short, "a key has exactly 32 bytes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cmd := command(t, p, dir, "exanet", "fi_info", "-p", "exanet")
+			cmd.Env = append(cmd.Env, c.set, "FI_LOG_LEVEL=warn")
+			out, err := cmd.CombinedOutput()
+			if c.says == "" { // libfabric itself reads the number, and uses the default
+				if err != nil {
+					t.Errorf("%v\n%s", err, out)
+				}
+				return
+			}
+			if err == nil || bytes.Contains(out, []byte("provider: exanet")) || !bytes.Contains(bytes.ToLower(out), []byte(strings.ToLower(c.says))) {
+				t.Errorf("%v, does not say %q:\n%s", err, c.says, out)
+			}
+		})
+	}
+}
+
+// A node that is full is no error of fi_info: it lists no provider, and a warning says why.
+func TestNodeFull(t *testing.T) {
+	need(t, "fi_info")
+	dir, p := provider(t), start(t, "--nodes", "1", "--quota", "1")
+	holder, err := rdma.Attach(t.Context(), rdma.Options{Socket: p.client.Socket()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	cmd := command(t, p, dir, "exanet", "fi_info", "-p", "exanet")
+	cmd.Env = append(cmd.Env, "FI_LOG_LEVEL=warn")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !bytes.Contains(out, []byte("the node is full: set FI_EXANET_NODE")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// freePort returns a TCP port for fi_pingpong's own connection.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+func TestPingpong(t *testing.T) {
+	need(t, "fi_pingpong")
+	dir, p := provider(t), start(t)
+	for _, c := range []struct{ provider, kind string }{{"exanet", "msg"}, {layered, "rdm"}} {
+		t.Run(c.kind, func(t *testing.T) {
+			port := freePort(t)
+			server := command(t, p, dir, c.provider, "fi_pingpong", "-p", c.provider, "-e", c.kind, "-c", "-I", "20", "-S", "all", "-B", port)
+			server.Env = append(server.Env, "FI_EXANET_NODE=1")
+			var said bytes.Buffer
+			server.Stdout, server.Stderr = &said, &said
+			if err := server.Start(); err != nil {
+				t.Fatal(err)
+			}
+			client := func() *exec.Cmd {
+				return command(t, p, dir, c.provider, "fi_pingpong", "-p", c.provider, "-e", c.kind, "-c", "-I", "20", "-S", "all", "-P", port, "127.0.0.1")
+			}
+			for !listens(port) {
+				time.Sleep(10 * time.Millisecond)
+			}
+			out := output(t, client())
+			if err := server.Wait(); err != nil {
+				t.Errorf("server: %v\n%s", err, said.String())
+			}
+			if !strings.Contains(out, "\n1m ") {
+				t.Errorf("no messages of 1 MiB:\n%s", out)
+			}
+			p.left(t)
+		})
+	}
+}
+
+// listens reports whether a TCP port has a listener.
+func listens(port string) bool {
+	n, _ := strconv.Atoi(port)
+	tcp, err := os.ReadFile("/proc/net/tcp")
+	return err == nil && bytes.Contains(tcp, []byte(":"+strings.ToUpper(strconv.FormatInt(int64(n)+0x10000, 16)[1:])+" 00000000:0000 0A"))
+}
+
+// The calls of libfabric against their manual pages, with and without the address sanitizer.
+func TestCalls(t *testing.T) {
+	need(t)
+	p := start(t)
+	for _, flags := range [][]string{{"-O2"}, {"-O1", "-fsanitize=address,undefined"}} {
+		t.Run(strings.Join(flags, " "), func(t *testing.T) {
+			dir := provider(t, flags...)
+			calls := filepath.Join(dir, "calls")
+			args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-I", dir, "-o", calls, "testdata/calls.c"}, flags...)
+			output(t, exec.CommandContext(t.Context(), "gcc", append(args, filepath.Join(dir, "libexanet.a"), "-lfabric", "-pthread")...))
+			c := command(t, p, dir, "exanet", calls, p.client.Socket())
+			c.Env = append(c.Env, "FI_EXANET_GROUP=calls")
+			if out := output(t, c); out != "" {
+				t.Errorf("%s", out)
+			}
+			p.left(t)
+		})
+	}
+}

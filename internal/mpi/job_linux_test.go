@@ -1,0 +1,98 @@
+package mpi
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// bytesProgram builds the MPI program of testdata.
+func bytesProgram(t *testing.T, dir string) string {
+	t.Helper()
+	name := filepath.Join(dir, "bytes")
+	output(t, exec.CommandContext(t.Context(), "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-o", name, "testdata/bytes.c"))
+	return name
+}
+
+// Messages of every size and order, windows, and memory that is absent: every byte is checked.
+func TestBytes(t *testing.T) {
+	need(t, "mpirun", "mpicc")
+	dir, p := provider(t), start(t)
+	program := bytesProgram(t, dir)
+	for _, c := range []struct {
+		ranks int
+		set   string
+	}{{1, ""}, {2, ""}, {4, ""}, {2, "FI_OFI_RXM_USE_SRX=1"}, {2, "FI_OFI_RXM_USE_RNDV_WRITE=1"}} {
+		t.Run(fmt.Sprintf("%d%s", c.ranks, c.set), func(t *testing.T) {
+			job := mpirun(t, p, dir, c.ranks, program, "20000")
+			job.Env = append(job.Env, c.set)
+			if out := output(t, job); out != "bytes: all right\n" {
+				t.Errorf("%s", out)
+			}
+			p.left(t)
+		})
+	}
+}
+
+// When a rank is killed the job ends, and nothing of it stays in pfd.
+func TestRankKilled(t *testing.T) {
+	need(t, "mpirun", "mpicc")
+	dir, p := provider(t), start(t)
+	out, err := mpirun(t, p, dir, 3, bytesProgram(t, dir), "10000", "kill").CombinedOutput()
+	if exitCode(t, err) == 0 || !bytes.Contains(out, []byte("signal 9")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	p.left(t)
+}
+
+// When pfd is killed the job ends, and no rank by a signal.
+func TestServerKilled(t *testing.T) {
+	need(t, "mpirun", "mpicc")
+	dir, p := provider(t), start(t)
+	job := mpirun(t, p, dir, 2, bytesProgram(t, dir), "100000000")
+	var said bytes.Buffer
+	job.Stdout, job.Stderr = &said, &said
+	if err := job.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for p.attached(t) < 2 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	p.end(syscall.SIGKILL)
+	if err := job.Wait(); exitCode(t, err) == 0 || strings.Contains(said.String(), "on signal") {
+		t.Errorf("%v\n%s", err, said.String())
+	}
+}
+
+// thermo returns the lines of LAMMPS that the simulation determines.
+func thermo(t *testing.T, out string) string {
+	t.Helper()
+	_, rest, found := strings.Cut(out, "\nStep ")
+	table, _, ends := strings.Cut(rest, "\nLoop time")
+	if !found || !ends || strings.Count(table, "\n") != 11 {
+		t.Fatalf("no table of LAMMPS:\n%s", out)
+	}
+	return table
+}
+
+// LAMMPS, as Debian has it, computes over the provider what it computes over shared memory.
+func TestLAMMPS(t *testing.T) {
+	need(t, "mpirun", "lmp")
+	dir, p := provider(t), start(t)
+	for _, ranks := range []int{2, 4} {
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			input := []string{"lmp", "-in", "testdata/in.lj", "-log", "none"}
+			got := thermo(t, output(t, mpirun(t, p, dir, ranks, input...)))
+			vader := command(t, p, dir, "", "mpirun", append([]string{"--mca", "pml", "ob1", "--mca", "btl", "vader,self", "-n", fmt.Sprint(ranks)}, input...)...)
+			if want := thermo(t, output(t, vader)); got != want {
+				t.Errorf("over the provider\n%s\nover shared memory\n%s", got, want)
+			}
+			p.left(t)
+		})
+	}
+}

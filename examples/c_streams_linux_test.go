@@ -283,7 +283,7 @@ func streamsInALoop(t *testing.T, b streamers) {
 	}
 }
 
-// What was sent before close arrives, although the program ends at once. A thousand connections leave nothing.
+// Bytes that were sent before close arrive, although the program ends at once. A thousand connections leave nothing.
 func closeStreams(t *testing.T, b streamers) {
 	socket := start(t).Socket()
 	e := attachGo(t, socket, 1)
@@ -390,6 +390,35 @@ func hostilePeers(t *testing.T, b streamers) {
 	socket := start(t).Socket()
 	if said := streams(t, b.hostile, socket, startServer(t, b.streams, socket, "1").addr); said != "" {
 		t.Error(said)
+	}
+}
+
+// examples/c/echo.c sends back what arrives, more than the rings of a stream hold.
+func TestEcho(t *testing.T) {
+	dir, client := public(t), start(t)
+	library(t, dir)
+	bin := compile(t, dir, "echo")
+	run := func(args ...string) *exec.Cmd {
+		c := exec.CommandContext(t.Context(), bin, args...)
+		c.Env, c.Stderr = append(os.Environ(), "RUNTIME_DIRECTORY="+filepath.Dir(client.Socket())), os.Stderr
+		return c
+	}
+	server := run("1")
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = errors.Join(server.Process.Kill(), server.Wait()) }()
+	line := bufio.NewScanner(out)
+	line.Scan()
+	want := bytes.Repeat([]byte("all bytes, "), 500_000)
+	talk := run("0", line.Text())
+	talk.Stdin = bytes.NewReader(want)
+	if got, err := talk.Output(); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes of %d came back, or others, %v", len(got), len(want), err)
 	}
 }
 

@@ -558,6 +558,7 @@ func (e *Endpoint) shutdown() error {
 		e.wake = -1
 	}
 	clear(e.exports)
+	e.waits.close()
 	e.reads.late = nil
 	return err
 }

@@ -68,6 +68,14 @@ func (w *waits) wake() {
 	}
 }
 
+// close closes the descriptors of all rings: the endpoint is closed.
+func (w *waits) close() {
+	for _, r := range w.open {
+		_ = r.file.Close() // fails if it is closed
+	}
+	w.open = nil
+}
+
 var past = time.Unix(1, 0)
 
 // arms is memory that is shared with pfd, with a word ARM for each ring (docs/attach.md 11). It stays
@@ -172,8 +180,9 @@ func (e *Endpoint) sharedArms() (*arms, error) {
 		return e.waits.arms, b.Free()
 	}
 	a = &arms{b: b}
-	// The mapping outlives the endpoint: a waiter may still write its word.
-	runtime.AddCleanup(a, func(b *Buffer) { _ = b.unmap() }, b)
+	// The mapping outlives the endpoint: a waiter may still write its word. The cleanup must not refer to
+	// the endpoint, which refers to a.
+	runtime.AddCleanup(a, func(b []byte) { _ = unix.Munmap(b) }, b.b)
 	e.waits.arms = a
 	return a, nil
 }
@@ -341,5 +350,8 @@ func (r *Ring) close() error {
 	if err != nil {
 		err = fmt.Errorf("closing a ring: %w", err)
 	}
-	return errors.Join(err, r.file.Close())
+	if closed := r.file.Close(); !errors.Is(closed, os.ErrClosed) { // else the endpoint was closed before
+		err = errors.Join(err, closed)
+	}
+	return err
 }

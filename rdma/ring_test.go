@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/leak"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -253,4 +255,51 @@ func TestRingWithoutSharedMemory(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	ring(t, e[0], nil)
+}
+
+// An endpoint that is closed leaves no descriptor, no object and no memory of its rings behind, although
+// the program has not closed them.
+func TestRingsLeaveNothing(t *testing.T) {
+	socket, stop, err := startPFD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	words := make([]uint64, 8)
+	leak.Rounds(t, 20, func(int) {
+		e, err := rdma.Attach(t.Context(), rdma.Options{Socket: socket})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rings := []*rdma.Ring{nil, nil, nil}
+		for i, w := range [][]uint64{nil, nil, words} {
+			if rings[i], err = e.Ring(w); err != nil {
+				t.Fatal(err)
+			}
+		}
+		done := make(chan error, 1)
+		go func() { done <- rings[1].Wait(t.Context()) }()
+		if err := errors.Join(rings[0].Close(), e.Close()); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; !errors.Is(err, rdma.ErrGone) {
+			t.Errorf("a wait when the endpoint closes: %v", err)
+		}
+		if err := rings[1].Close(); err != nil {
+			t.Errorf("closed after the endpoint: %v", err)
+		}
+	})
+	for deadline := time.Now().Add(10 * time.Second); ; runtime.GC() {
+		maps, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := strings.Count(string(maps), "exanet-buffer")
+		if n == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d buffers are mapped after the end of their endpoints", n)
+		}
+	}
 }

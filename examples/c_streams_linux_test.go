@@ -159,7 +159,7 @@ func TestStreamsOfC(t *testing.T) {
 	b := buildStreamers(t)
 	for name, test := range map[string]func(*testing.T, streamers){
 		"words": streamWords, "exchange": exchangeStreams, "oneself": streamsToOneself, "wrong": wrongStreams, "loss": streamsWithLoss,
-		"loop": streamsInALoop, "close": closeStreams, "peers": streamsOfPeersThatEnd, "no pfd": streamsWithoutPFD, "hostile": hostilePeers,
+		"loop": streamsInALoop, "close": closeStreams, "peers": streamsOfPeersThatEnd, "no pfd": streamsWithoutPFD, "stopped pfd": streamsOfStoppedPFD, "hostile": hostilePeers,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, b) })
 	}
@@ -360,6 +360,15 @@ func resets(t *testing.T, b streamers, socket, node, addr, part string, killed *
 		t.Error(err)
 	}
 	return string(said)
+}
+
+// pfd is stopped and goes on.
+func streamsOfStoppedPFD(t *testing.T, b streamers) {
+	socket, pfd := startProcess(t, 2, -1)
+	s := startServer(t, b.streams, socket, "1")
+	if said := streams(t, b.ends, socket, "0", "hold", s.addr, fmt.Sprint(pfd.Pid)); said != "" {
+		t.Error(said)
+	}
 }
 
 // pfd is killed.

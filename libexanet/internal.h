@@ -247,6 +247,8 @@ int64_t now(void);
  * after each pause lasts at most a quarter too long. */
 void rest(int64_t *pause, int64_t most);
 int make_words(exanet *);
+/* A flag of exanet_write: -EBUSY if pfd does not read the doorbell, as if all channels had a transfer. */
+enum { WRITE_SOON = 1 << 30 };
 enum { SPIN = 20000 };	/* ns: a wait checks without sleep for that long */
 /* offer offers the processor to others in a wait that has lasted since began and is at a time now. It returns false
  * if others use the processor: the caller should sleep. */

@@ -97,13 +97,14 @@ bool out_short(struct end *e, uint64_t n, const uint64_t *words, int count)
 
 /* Writes */
 
-/* start begins a write; false: all channels are taken. */
+/* start begins a write; false: all channels are taken, or pfd is stopped. */
 static bool start(const struct end *e, struct exanet_transfer *t, int *transfer)
 {
 	t->remote.node = e->peer.node;
 	t->remote.generation = e->peer.generation;
 	t->remote.pdid = e->peer.pdid;
 	t->remote.interface = e->peer.interface;
+	t->flags |= WRITE_SOON;
 	*transfer = exanet_write(its(e)->e, t);
 	return *transfer != -EBUSY;
 }

@@ -127,6 +127,19 @@ static bool announce(exanet *e, int channel)
 	return rung || send_words(e, SEND_DOORBELL, e->info.node, 1, &word, 1) == 0;
 }
 
+/* doorbell_free waits for a short time until pfd has read the doorbell word, under the lock: then announce does not
+ * wait. pfd may be stopped. */
+static bool doorbell_free(exanet *e)
+{
+	for (int64_t began = now(), at = began; load64(e->pages + DOORBELL); at = now()) {
+		if (at - began > CROWDED_YIELD)
+			return false;
+		if (at - began > OFFER)
+			sched_yield();
+	}
+	return true;
+}
+
 static int check(const exanet *e, const struct exanet_transfer *t)
 {
 	const uint64_t limit = UINT64_C(1) << e->info.address_bits, local = (uintptr_t)t->local;
@@ -152,6 +165,10 @@ int exanet_write(exanet *e, const struct exanet_transfer *t)
 	pthread_mutex_lock(&e->lock);
 	if (gone(e)) {
 		error = fail(ENOTCONN, "the attachment has ended: attach again");
+		goto out;
+	}
+	if (t->flags & WRITE_SOON && !doorbell_free(e)) {
+		error = fail(EBUSY, "pfd does not read the doorbell");
 		goto out;
 	}
 	for (channel = 0; channel < CHANNELS; channel++) {

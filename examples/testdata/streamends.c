@@ -95,6 +95,39 @@ static int stop(const char *address, pid_t peer)
 	return exanet_stream_close(x) ? failed("close") : 0;
 }
 
+/* hold stops pfd: calls that do not wait return, those with a timeout return in time, and nothing is lost. */
+static int hold(const char *address, pid_t pfd)
+{
+	exanet_stream *x = connected(address, "e"), *y;
+	const size_t most = (2 << 20) + 300000;
+	unsigned char *out = malloc(most), *in = malloc(most);
+	size_t sent = 0, got = 0;
+	ssize_t n;
+	for (size_t i = 0; i < most; i++)
+		out[i] = i * 2654435761u >> 11;
+	kill(pfd, SIGSTOP);
+	for (size_t k = 1; (n = exanet_stream_send(x, out + sent, k, 0)) > 0; k = k < 30000 ? 3 * k : k)
+		sent += n;
+	if (n != -EAGAIN || sent == most)
+		printf("%zu bytes were sent, %zd\n", sent, n);
+	if ((n = exanet_stream_send(x, out + sent, 90000, 30)) != -EAGAIN || (n = exanet_stream_recv(x, in, most, 30)) != -EAGAIN || (n = exanet_connect(e, address, &y, 30)) != -ETIMEDOUT)
+		printf("something has arrived: %zd\n", n);
+	kill(pfd, SIGCONT);
+	while (got < most) {
+		if (sent < most && (n = exanet_stream_send(x, out + sent, most - sent, 0)) > 0)
+			sent += n;
+		if ((n = exanet_stream_recv(x, in + got, most - got, sent < most ? 0 : -1)) > 0)
+			got += n;
+		else if (n != -EAGAIN)
+			return failed("receive");
+	}
+	if (memcmp(in, out, most))
+		puts("other bytes came");
+	free(in);
+	free(out);
+	return exanet_stream_close(x) ? failed("close") : 0;
+}
+
 /* last sends bytes, closes, and ends at once. */
 static int last(const char *address, size_t size)
 {
@@ -278,6 +311,8 @@ int main(int argc, char **argv)
 		status = reset(address, argv[5]);
 	else if (!strcmp(command, "stop") && argc > 5)
 		status = stop(address, atoi(argv[5]));
+	else if (!strcmp(command, "hold") && argc > 5)
+		status = hold(address, atoi(argv[5]));
 	else if (!strcmp(command, "last") && argc > 5)
 		status = last(address, atol(argv[5]));
 	else if (!strcmp(command, "churn") && argc > 5)

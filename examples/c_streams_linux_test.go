@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/internal/golden"
 	"github.com/exanet/pfd/rdma"
 	"github.com/exanet/pfd/stream"
@@ -158,7 +159,7 @@ func exchange(t *testing.T, e *rdma.Endpoint, addr string, most, total int) {
 func TestStreamsOfC(t *testing.T) {
 	b := buildStreamers(t)
 	for name, test := range map[string]func(*testing.T, streamers){
-		"words": streamWords, "exchange": exchangeStreams, "oneself": streamsToOneself, "wrong": wrongStreams, "loss": streamsWithLoss,
+		"words": streamWords, "exchange": exchangeStreams, "methods": streamsByMethods, "oneself": streamsToOneself, "wrong": wrongStreams, "loss": streamsWithLoss,
 		"loop": streamsInALoop, "close": closeStreams, "peers": streamsOfPeersThatEnd, "no pfd": streamsWithoutPFD, "stopped pfd": streamsOfStoppedPFD, "hostile": hostilePeers,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, b) })
@@ -197,6 +198,20 @@ func exchangeStreams(t *testing.T, b streamers) {
 				}
 			}
 			exchange(t, e, s.addr, size[0], size[1])
+		}
+	}
+}
+
+// Streams with each method of paging in.
+func streamsByMethods(t *testing.T, b streamers) {
+	socket := start(t).Socket()
+	for method := pagein.GUP; method <= pagein.Populate; method++ {
+		t.Setenv("METHOD", fmt.Sprint(uint8(method)))
+		s := startServer(t, b.streams, socket, "1")
+		for most, total := range map[string]string{"48": "20000", "300000": "3000000"} {
+			if said := streams(t, b.streams, socket, "0", "exchange", s.addr, most, total, "7"); said != "" {
+				t.Errorf("%v, at most %s bytes: %s", method, most, said)
+			}
 		}
 	}
 }

@@ -117,6 +117,7 @@ struct exanet {
 	int64_t time_offset;	/* of CLOCK_MONOTONIC in the time namespace, ns */
 	uint64_t last;
 	uint64_t crowded;	/* until then no waiting thread yields */
+	int64_t unread;		/* until then doorbell_free does not wait: under lock */
 	uint64_t looked;	/* when gone checked the socket: a killed pfd writes nothing to the memory */
 };
 

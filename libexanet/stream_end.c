@@ -295,8 +295,8 @@ static void load(struct end *e)
 	}
 }
 
-/* write_span writes span n into its slot. */
-static void write_span(struct end *e, int64_t now, uint64_t n)
+/* write_span writes span n into its slot, or later if no channel is free: then it returns false. */
+static bool write_span(struct end *e, int64_t now, uint64_t n)
 {
 	struct span *p = &e->s.spans[n % SPANS];
 	p->flying = out_write(e, n, p->offset, p->length, encode_slot((struct slot){ p->offset, p->length, n + 1, p->flags }));
@@ -304,6 +304,7 @@ static void write_span(struct end *e, int64_t now, uint64_t n)
 		p->due = NEVER;
 	else
 		wait_until(&e->s, n, now + BUSY_AGAIN);
+	return p->flying;
 }
 
 /* write_overdue writes each span that has to be written into its slot now. */
@@ -312,15 +313,16 @@ static void write_overdue(struct end *e, int64_t now)
 	struct sender *s = &e->s;
 	if (now < s->due)
 		return;
+	bool is_free = true;
 	s->due = NEVER;
 	for (uint64_t n = unconsumed(s); n < s->next && !s->stopped; n++) {
 		struct span *p = &s->spans[n % SPANS];
 		if (s->credit.bytes > p->offset)	/* it was taken, and its bytes may be overwritten */
 			p->due = NEVER;
-		else if (p->due <= now)
-			write_span(e, now, n);
+		else if (p->due <= now && is_free)
+			is_free = write_span(e, now, n);
 		else
-			s->due = first(s->due, p->due);
+			s->due = first(s->due, p->due <= now ? now + BUSY_AGAIN : p->due);
 	}
 }
 

@@ -24,7 +24,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { MS = 1000000, OFFER = 2000, CROWDED_YIELD = 200000, CROWDED = 100 * MS, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
+enum { MS = 1000000, OFFER = 2000, CROWDED_YIELD = 200000, CROWDED = 100 * MS, UNREAD = 5 * MS, PAUSE = 10000, PAUSE_MOST = 16 * MS, LOOK_WORD = 2 * MS, LOOK_TRANSFER = 10 * MS };	/* ns */
 
 /* A transfer's number: the count of its place's uses, and the place (channels, then reads). */
 enum { PLACE_BITS = 6, PLACES = 1 << PLACE_BITS, USES = 1 << 24 };
@@ -127,15 +127,19 @@ static bool announce(exanet *e, int channel)
 	return rung || send_words(e, SEND_DOORBELL, e->info.node, 1, &word, 1) == 0;
 }
 
-/* doorbell_free waits for a short time until pfd has read the doorbell word, under the lock: then announce does not
- * wait. pfd may be stopped. */
+/* doorbell_free reports whether pfd has read the doorbell word, under the lock: then announce does not wait. It waits
+ * as taken does, but not for long, and not soon after it did so in vain: pfd may be stopped. */
 static bool doorbell_free(exanet *e)
 {
-	for (int64_t began = now(), at = began; load64(e->pages + DOORBELL); at = now()) {
-		if (at - began > CROWDED_YIELD)
+	const int64_t began = now();
+	int64_t pause = PAUSE;
+	for (int64_t at = began; load64(e->pages + DOORBELL); at = now()) {
+		if (at - began > UNREAD)
+			e->unread = at + 10 * UNREAD;
+		if (at < e->unread)
 			return false;
-		if (at - began > OFFER)
-			sched_yield();
+		if (at - began > SPIN)
+			rest(&pause, PAUSE_MOST);
 	}
 	return true;
 }

@@ -95,6 +95,28 @@ static int stop(const char *address, pid_t peer)
 	return exanet_stream_close(x) ? failed("close") : 0;
 }
 
+/* stopped stops all threads of a process. */
+static void stopped(pid_t pid)
+{
+	char name[300];
+	kill(pid, SIGSTOP);
+	for (bool runs = true; runs;) {
+		runs = false;
+		snprintf(name, sizeof name, "/proc/%d/task", pid);
+		DIR *d = opendir(name);
+		for (struct dirent *t; (t = readdir(d));) {
+			char state = 'T';
+			snprintf(name, sizeof name, "/proc/%d/task/%s/stat", pid, t->d_name);
+			FILE *f = *t->d_name == '.' ? NULL : fopen(name, "r");
+			if (f && fscanf(f, "%*d (%*[^)]) %c", &state) == 1)
+				runs |= state != 'T';
+			if (f)
+				fclose(f);
+		}
+		closedir(d);
+	}
+}
+
 /* hold stops pfd: calls that do not wait return, those with a timeout return in time, and nothing is lost. */
 static int hold(const char *address, pid_t pfd)
 {
@@ -105,7 +127,7 @@ static int hold(const char *address, pid_t pfd)
 	ssize_t n;
 	for (size_t i = 0; i < most; i++)
 		out[i] = i * 2654435761u >> 11;
-	kill(pfd, SIGSTOP);
+	stopped(pfd);
 	for (size_t k = 1; (n = exanet_stream_send(x, out + sent, k, 0)) > 0; k = k < 30000 ? 3 * k : k)
 		sent += n;
 	if (n != -EAGAIN || sent == most)
@@ -150,12 +172,25 @@ static int descriptors(void)
 	return n;
 }
 
+/* settled waits until no stream is left, not even one that the peer has not answered yet. */
+static size_t settled(void)
+{
+	struct streams *s = e->streams;
+	for (bool any = true; any; poll(NULL, 0, 1)) {
+		pthread_mutex_lock(&s->lock);
+		any = s->nstale;
+		for (unsigned i = 0; i < s->host.used; i++)
+			any |= s->host.ends[i] != NULL;
+		pthread_mutex_unlock(&s->lock);
+	}
+	return mallinfo2().uordblks;
+}
+
 /* churn opens and closes connections one after the other, and prints what they have left. */
 static int churn(const char *address, int count)
 {
 	int fds = 0;
 	size_t bytes = 0;
-	unsigned places = 0;
 	char b[5];
 	for (int i = 0; i < count; i++) {
 		exanet_stream *x = connected(address, "e");
@@ -168,17 +203,17 @@ static int churn(const char *address, int count)
 		if (exanet_stream_close(x))
 			return failed("close");
 		if (i == count / 10) {
+			bytes = settled();
 			fds = descriptors();
-			bytes = mallinfo2().uordblks;
-			places = e->streams->used;
 		}
 	}
+	const size_t more = settled();
 	if (descriptors() > fds)
 		printf("%d descriptors, before %d\n", descriptors(), fds);
-	if (mallinfo2().uordblks > bytes + (64 << 10))
-		printf("%zu bytes, before %zu\n", mallinfo2().uordblks, bytes);
-	if (e->streams->used > places + 16)
-		printf("%u places, before %u\n", e->streams->used, places);
+	if (more > bytes + 4096)
+		printf("%zu bytes, before %zu\n", more, bytes);
+	if (e->streams->used != e->streams->nplaces)
+		printf("%u places that are not used again\n", e->streams->used - e->streams->nplaces);
 	return 0;
 }
 

@@ -410,6 +410,8 @@ int main(int argc, char **argv)
 	if (argc < 4)
 		return 2;
 	o.node = atoi(argv[2]);
+	if (getenv("METHOD"))
+		o.method = atoi(getenv("METHOD"));
 	if (exanet_attach(&e, &o))
 		return failed("attach");
 	const char *command = argv[3];

@@ -43,7 +43,7 @@ func (srv *Server) grant(ctx context.Context, q *query) (any, error) {
 			switch {
 			case errors.Is(err, domain.ErrNoDomain):
 				return &failure{http.StatusNotFound, control.CodeNotFound, err.Error()}
-			case errors.Is(err, domain.ErrPeers), errors.Is(err, domain.ErrPDID):
+			case errors.Is(err, domain.ErrPeers), errors.Is(err, domain.ErrNames), errors.Is(err, domain.ErrPDID):
 				return badRequest("%v", err)
 			}
 			return err

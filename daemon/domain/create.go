@@ -9,7 +9,7 @@ import (
 
 // Create creates a domain for a process: a slot, its group's PDID, and the interface pair 16 +
 // slot. PD_CFG, which activates the slot, is written last. On an error nothing is assigned; the
-// error matches ErrNoSlot, ErrQuota, ErrGroupFull, ErrNoPDID, ErrPeers, ErrPDID, ErrGroupName,
+// error matches ErrNoSlot, ErrQuota, ErrGroupFull, ErrNoPDID, ErrPeers, ErrNames, ErrPDID, ErrGroupName,
 // ErrNotReady or device.ErrGone.
 func (m *Manager) Create(q Request) (*Domain, error) {
 	if !m.ready {
@@ -38,12 +38,16 @@ func (m *Manager) Create(q Request) (*Domain, error) {
 		m.dir.leave(m.node, q.UID, q.Group, member)
 		return nil, &PeersError{Slot: -1, Wanted: len(peers), Limit: device.PeersPerSlot}
 	}
+	if err := m.dir.hold(q.UID, named); err != nil {
+		m.dir.leave(m.node, q.UID, q.Group, member)
+		return nil, fmt.Errorf("node %d: accept: %w", m.node, err)
+	}
 	generation := m.dir.generation()
 	if err := m.setUp(n, pdid, generation, peers); err != nil {
+		m.dir.release(q.UID, named)
 		m.dir.leave(m.node, q.UID, q.Group, member)
 		return nil, err
 	}
-	m.dir.hold(named)
 	m.slots[n] = slot{used: true, named: named, d: Domain{
 		Node: m.node, Slot: n, PDID: pdid, Generation: generation, UID: q.UID, PID: q.PID, Group: q.Group, Member: member,
 		Interface: uint8(device.MailboxProcess + n), Peers: peers,
@@ -144,7 +148,7 @@ func (m *Manager) setUp(n int, pdid device.PDID, generation device.Generation, p
 
 // Grant admits pdid to the domain of a slot; admitting it twice is not an error. The caller must
 // check that the request comes from the domain's owner. An error matches ErrNoDomain, ErrPDID,
-// ErrPeers or device.ErrGone.
+// ErrPeers, ErrNames or device.ErrGone.
 func (m *Manager) Grant(n int, pdid device.PDID) error {
 	s, err := m.live(n)
 	if err != nil {
@@ -159,6 +163,9 @@ func (m *Manager) Grant(n int, pdid device.PDID) error {
 	if len(s.d.Peers) >= device.PeersPerSlot {
 		return &PeersError{Slot: n, Wanted: len(s.d.Peers) + 1, Limit: device.PeersPerSlot}
 	}
+	if err := m.dir.hold(s.d.UID, []device.PDID{pdid}); err != nil {
+		return fmt.Errorf("node %d, slot %d: grant: %w", m.node, n, err)
+	}
 	peers := append(slices.Clone(s.d.Peers), pdid)
 	r := regs{bus: m.bus, node: m.node}
 	k := (len(peers) - 1) / 4
@@ -168,11 +175,11 @@ func (m *Manager) Grant(n int, pdid device.PDID) error {
 	}
 	r.write64(device.PL, pdPeers(n, k), v)
 	if r.arrived(pdPeers(n, k)); r.err != nil {
+		m.dir.release(s.d.UID, []device.PDID{pdid})
 		return r.err
 	}
 	s.d.Peers = peers
 	s.named = append(s.named, pdid)
-	m.dir.hold([]device.PDID{pdid})
 	return nil
 }
 

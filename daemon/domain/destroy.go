@@ -79,10 +79,10 @@ func (m *Manager) quiet(n int) {
 	r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
 	s := &m.slots[n]
 	if s.used {
-		m.dir.release(s.named)
+		m.dir.release(s.d.UID, s.named)
 		for i := range s.windows {
 			if s.windows[i].used {
-				m.dir.release([]device.PDID{s.windows[i].Peer})
+				m.dir.release(s.d.UID, []device.PDID{s.windows[i].Peer})
 			}
 		}
 		m.dir.leave(m.node, s.d.UID, s.d.Group, s.d.Member)

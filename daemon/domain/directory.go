@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/groupname"
+	"github.com/exanet/pfd/internal/quota"
 )
 
 // Default limits of groups and users (defined by this project): one user may have a process in
@@ -14,6 +15,13 @@ import (
 const (
 	DefaultGroupSize = device.Slots
 	DefaultQuota     = device.Slots
+)
+
+// A PDID that a domain admits by name is not assigned to others, so that part of the range that a user,
+// and all users, may name is limited: an eighth and a half. Defined by this project.
+const (
+	eachNames = 8
+	allNames  = 2
 )
 
 // DirectoryConfig says which PDIDs a pfd may assign. If several pfds serve one network, their
@@ -51,12 +59,13 @@ type Directory struct {
 	first, last uint32
 	size        int                   // of groups
 	keepLast    func(uid uint32) bool // DirectoryConfig.KeepLast
+	names       *quota.Quota          // of PDIDs of the range that domains admit by name
 
 	mu     sync.Mutex
 	quota  int
 	groups map[groupKey]*group
 	used   map[device.PDID]bool // owned by a group
-	held   map[device.PDID]int  // how many live domains admit the PDID by name
+	held   map[device.PDID]int  // how often live domains admit the PDID by name
 	next   uint32               // where the search for free PDIDs continues
 	newest device.Generation    // the last one assigned
 }
@@ -100,6 +109,8 @@ func NewDirectory(cfg DirectoryConfig) (*Directory, error) {
 		next:     uint32(cfg.First),
 		newest:   cfg.Generation - 1,
 	}
+	n := int(d.last - d.first + 1)
+	d.names = quota.New(max(n/eachNames, 1), max(n/allNames, 1), func(uid uint32) bool { return cfg.KeepLast != nil && !cfg.KeepLast(uid) })
 	if cfg.Generation == 0 {
 		d.newest = device.Generation(rand.Uint32())
 	}
@@ -250,21 +261,39 @@ func (d *Directory) generation() device.Generation {
 	return d.newest
 }
 
-// hold and release count the live domains that admit a PDID by name.
-func (d *Directory) hold(pdids []device.PDID) {
+// hold counts PDIDs that a domain of a user admits by name. It returns an error that matches ErrNames,
+// and counts none, if that are too many. release undoes it.
+func (d *Directory) hold(uid uint32, pdids []device.PDID) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, p := range pdids {
+	for i, p := range pdids {
+		if d.owns(p) && !d.names.Take(uid) {
+			d.drop(uid, pdids[:i])
+			return fmt.Errorf("%w: the domains of uid %d admit %d of the range %d to %d, or those of all users half of it: close memory windows, or give pfd a wider range",
+				ErrNames, uid, d.names.Per(), d.first, d.last)
+		}
 		d.held[p]++
 	}
+	return nil
 }
 
-func (d *Directory) release(pdids []device.PDID) {
+func (d *Directory) release(uid uint32, pdids []device.PDID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.drop(uid, pdids)
+}
+
+// drop is release with the lock held.
+func (d *Directory) drop(uid uint32, pdids []device.PDID) {
 	for _, p := range pdids {
 		if d.held[p]--; d.held[p] <= 0 {
 			delete(d.held, p)
 		}
+		if d.owns(p) {
+			d.names.Give(uid)
+		}
 	}
 }
+
+// owns reports whether a PDID is of the range. Others are not assigned here.
+func (d *Directory) owns(p device.PDID) bool { return uint32(p) >= d.first && uint32(p) <= d.last }

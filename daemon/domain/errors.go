@@ -34,6 +34,8 @@ var (
 	ErrWindow = errors.New("bad memory window")
 	// ErrWindowLimit: the domain has as many memory windows as a slot may.
 	ErrWindowLimit = errors.New("no free memory window")
+	// ErrNames: the user's domains admit as many PDIDs by name as they may.
+	ErrNames = errors.New("too many PDIDs admitted by name")
 	// ErrNoWindow: the domain has no such memory window.
 	ErrNoWindow = errors.New("no such memory window")
 	// ErrNoWindows: the device has no memory windows.

@@ -15,7 +15,7 @@ type openWindow struct {
 
 // Window opens a range of the memory of a slot's domain to a peer, with the window's rights, until
 // CloseWindow or the domain's end. Windows that overlap add up. Errors match ErrNoDomain,
-// ErrNoWindows, ErrWindow, ErrWindowLimit or device.ErrGone.
+// ErrNoWindows, ErrWindow, ErrWindowLimit, ErrNames or device.ErrGone.
 func (m *Manager) Window(n int, w device.MemoryWindow) error {
 	s, err := m.live(n)
 	if err != nil {
@@ -31,16 +31,19 @@ func (m *Manager) Window(n int, w device.MemoryWindow) error {
 	if i == len(s.windows) {
 		return fmt.Errorf("node %d, slot %d: %w: it has %d, the maximum; close one, or open one window for several ranges", m.node, n, ErrWindowLimit, i)
 	}
+	if err := m.dir.hold(s.d.UID, []device.PDID{w.Peer}); err != nil {
+		return fmt.Errorf("node %d, slot %d: %w", m.node, n, err)
+	}
 	r := regs{bus: m.bus, node: m.node}
 	r.write32(device.PL, device.PLWinSelect, device.WinSelect(n, i))
 	r.write64(device.PL, device.PLWinVA, uint64(w.VA))
 	r.write64(device.PL, device.PLWinBytes, w.Bytes)
 	r.write64(device.PL, device.PLWinCtrl, device.WinCtrl(w.Peer, w.Rights))
 	if r.arrived(device.PLWinCtrl); r.err != nil {
+		m.dir.release(s.d.UID, []device.PDID{w.Peer})
 		return r.err
 	}
 	s.windows[i] = openWindow{MemoryWindow: w, used: true}
-	m.dir.hold([]device.PDID{w.Peer})
 	return nil
 }
 
@@ -104,7 +107,7 @@ func (m *Manager) pollWindow(n, i int, g device.Generation, pause time.Duration,
 	r := regs{bus: m.bus, node: m.node}
 	r.write32(device.PL, device.PLWinSelect, device.WinSelect(n, i))
 	if r.read64(device.PL, device.PLWinCtrl)&device.WinBusy == 0 {
-		m.dir.release([]device.PDID{s.windows[i].Peer})
+		m.dir.release(s.d.UID, []device.PDID{s.windows[i].Peer})
 		s.windows[i] = openWindow{}
 		after()
 		return

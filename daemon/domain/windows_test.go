@@ -201,3 +201,90 @@ func TestWindowHoldsItsPeer(t *testing.T) {
 	}
 	create(t, m, domain.Request{UID: 4})
 }
+
+// A user who admits every PDID by name, with windows and otherwise, leaves PDIDs for groups of others:
+// those that a domain admits by name are not assigned.
+func TestNamesLeavePDIDs(t *testing.T) {
+	dir := directory(t, 1, 256)
+	var managers []*domain.Manager
+	for id := range device.NodeID(8) {
+		n := faulttest.New()
+		n.Set64(device.PL, device.PLCaps, faulttest.Caps|device.CapsWindows)
+		m, err := domain.NewManager(n, id, dir, domain.WithTimer(n.After))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Init(); err != nil {
+			t.Fatal(err)
+		}
+		managers = append(managers, m)
+	}
+	next := device.PDID(1)
+	name := func() device.PDID { next = next%256 + 1; return next }
+	refused := 0
+	for _, m := range managers {
+		for range 2 {
+			d, err := m.Create(domain.Request{UID: 7, Group: "names", Accept: []device.PDID{name(), name(), name(), name()}})
+			if errors.Is(err, domain.ErrNames) {
+				refused++
+				d, err = m.Create(domain.Request{UID: 7, Group: "names"})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range device.WindowsPerSlot {
+				w := someWindow
+				w.Peer = name()
+				if err := m.Window(d.Slot, w); errors.Is(err, domain.ErrNames) {
+					refused++
+				} else if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := m.Grant(d.Slot, name()); errors.Is(err, domain.ErrNames) {
+				refused++
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			// PDIDs of another pfd's range are not this one's to assign.
+			w := someWindow
+			w.Peer = 300
+			if err := m.Window(d.Slot, w); err != nil && !errors.Is(err, domain.ErrWindowLimit) {
+				t.Error(err)
+			}
+		}
+	}
+	if refused == 0 {
+		t.Error("a user may admit any number of PDIDs by name")
+	}
+	for i := range 8 {
+		if _, err := managers[i].Create(domain.Request{UID: 8, Group: strings.Repeat("x", i+1)}); err != nil {
+			t.Fatalf("group %d of another user: %v", i, err)
+		}
+	}
+	// Closed windows count no longer.
+	for _, m := range managers {
+		for _, d := range m.Domains() {
+			if d.UID == 7 {
+				for _, w := range d.Windows {
+					if err := m.CloseWindow(d.Slot, w, func() {}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+	}
+	for _, d := range managers[0].Domains() {
+		if d.UID != 7 {
+			continue
+		}
+		for range 20 {
+			w := someWindow
+			w.Peer = name()
+			if err := managers[0].Window(d.Slot, w); err != nil {
+				t.Fatal(err)
+			}
+		}
+		break
+	}
+}

@@ -216,7 +216,7 @@ func joinRefusal(err error) error {
 		return r
 	case errors.Is(err, domain.ErrNoSlot), errors.Is(err, domain.ErrNoPDID):
 		code = attach.CodeNoSlot
-	case errors.Is(err, domain.ErrQuota):
+	case errors.Is(err, domain.ErrQuota), errors.Is(err, domain.ErrNames):
 		code = attach.CodeQuota
 	case errors.Is(err, domain.ErrGroupFull):
 		code = attach.CodeGroupFull

@@ -57,7 +57,7 @@ func (h windower) own(f func() error) error {
 		return nil
 	case errors.Is(err, domain.ErrWindow):
 		code = attach.CodeMemory
-	case errors.Is(err, domain.ErrWindowLimit):
+	case errors.Is(err, domain.ErrWindowLimit), errors.Is(err, domain.ErrNames):
 		code = attach.CodeLimit
 	case errors.Is(err, domain.ErrNoWindow):
 		code = attach.CodeNotFound

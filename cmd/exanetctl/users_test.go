@@ -141,6 +141,7 @@ func TestEndOfPFDIsTold(t *testing.T) {
 		"read --count 1000000 --parallel 2":          `^exanetctl: pfd ended (during|after) transfer [0-9]+ of 2000000( \(status 10\))?\n$`,
 		"write --count 1000000 --method touch":       `^exanetctl: pfd ended (during|after) transfer [0-9]+ of 1000000( \(status 10\))?\n$`,
 		"perf bw -D 1h":                              `^exanetctl: pfd ended while transfers of 65536 bytes were measured \(status 10\)\n$`,
+		"perf msg -D 1h":                             `^exanetctl: pfd ended while messages of 8 bytes were measured\n$`,
 		"fault monitor":                              `exanetctl: pfd ended: it was on .*\n$`,
 		"capture --write " + filepath.Join(dir, "c"): `exanetctl: pfd ended: it was on .*\n$`,
 		"top --interval 100ms":                       `^exanetctl: no pfd can be reached .*\n$`,
@@ -177,7 +178,7 @@ func TestEndOfPFDIsTold(t *testing.T) {
 			}
 		}
 		info, err := os.Stat(filepath.Join(dir, "c"))
-		if busy == 4 && err == nil && info.Size() > 0 {
+		if busy == 5 && err == nil && info.Size() > 0 {
 			break
 		}
 		if time.Now().After(deadline) {

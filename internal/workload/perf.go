@@ -276,6 +276,14 @@ func (r *PerfResult) Rate() (bytes, transfers, peak float64) {
 	return bytes, transfers, peak
 }
 
+// ended returns err, or if pfd has ended an error that matches control.ErrEnded and says what was done then.
+func (p *Perf) ended(ctx context.Context, err error, what string) error {
+	if err == nil || ctx.Err() != nil || !ended(ctx, p.daemon, p.pids[1]) {
+		return err
+	}
+	return fmt.Errorf("%w while %s", control.ErrEnded, what)
+}
+
 // Amid returns the latencies of the transfers that began and ended while each of the other
 // measurements, of which others has the rows, was within one of its rows.
 func (r *PerfResult) Amid(others [][]PerfRow) (list []int64) {
@@ -327,10 +335,7 @@ func (p *Perf) Run(ctx context.Context, q PerfRun) (PerfResult, error) {
 	r.Memory, r.Folio = p.end.Memory, p.end.folio
 	for spent := time.Duration(0); ; {
 		if err := p.row(ctx, &q, &r); err != nil {
-			if ctx.Err() == nil && ended(ctx, p.daemon, p.pids[1]) {
-				err = fmt.Errorf("%w while transfers of %d bytes were measured (status %d)", control.ErrEnded, q.Size, device.StatusGone)
-			}
-			return r, err
+			return r, p.ended(ctx, err, fmt.Sprintf("transfers of %d bytes were measured (status %d)", q.Size, device.StatusGone))
 		}
 		spent += r.Rows[len(r.Rows)-1].Elapsed
 		if q.Count > 0 && len(r.Latencies) >= q.Count || q.Count == 0 && spent >= q.Time {

@@ -38,6 +38,7 @@ func (p *Perf) Messages(ctx context.Context, q MessageRun) (r PerfResult, err er
 	if err := q.Check(); err != nil {
 		return r, err
 	}
+	defer func() { err = p.ended(ctx, err, fmt.Sprintf("messages of %d bytes were measured", 8*q.Words)) }()
 	if err := p.reserve(memoryKind{Memory: Shared}, 8*uint64(q.Words), 1, false); err != nil {
 		return r, err
 	}

@@ -40,6 +40,7 @@ func (p *Perf) Streams(ctx context.Context, q StreamRun) (r PerfResult, err erro
 	if err := q.Check(); err != nil {
 		return r, err
 	}
+	defer func() { err = p.ended(ctx, err, fmt.Sprintf("writes of %d bytes into a stream were measured", q.Size)) }()
 	if err := p.reserve(memoryKind{Memory: Shared}, 8, 1, false); err != nil {
 		return r, err
 	}

@@ -184,7 +184,7 @@ static int failed(const exanet_stream *x, const char *what)
 {
 	char text[64];
 	address_text(text, sizeof text, &x->end.peer, x->end.accepted ? x->end.peer_id : x->end.port);
-	return fail(x->end.error, "%s %s: %s", what, text, x->end.why);
+	return fail(x->end.error, "%s %s: %s%s%s", what, text, x->end.why, x->status ? ": " : "", x->status ? exanet_status(x->status) : "");
 }
 
 static bool writable(const void *arg)
@@ -251,7 +251,7 @@ ssize_t exanet_stream_sendv(exanet_stream *x, const struct iovec *v, int n, int 
 			gather(to, v, sent, k);
 			pthread_mutex_lock(&s->lock);
 			x->writing = false;
-			wake_waiter(&x->w);
+			wake_waiter(s, &x->w);
 			if (e->error || e->s.fin || e->s.stopped)
 				continue;
 		} else {
@@ -300,7 +300,7 @@ ssize_t exanet_stream_recv(exanet_stream *x, void *to, size_t size, int timeout)
 			memcpy((char *)to + got, at, n);
 			pthread_mutex_lock(&s->lock);
 			x->reading = false;
-			wake_waiter(&x->w);
+			wake_waiter(s, &x->w);
 		} else {
 			memcpy((char *)to + got, at, n);
 		}
@@ -327,7 +327,7 @@ int exanet_stream_shutdown(exanet_stream *x)
 		error = fail(EAGAIN, "shut down: the connection is not open yet");
 	else
 		end_of_stream(&x->end, now());
-	wake_waiter(&x->w);
+	wake_waiter(s, &x->w);
 	plan(s, &x->end);
 	pthread_mutex_unlock(&s->lock);
 	return error;

@@ -239,7 +239,7 @@ enum { END_RING = 1 << 20, SLAB_ENDS = 8, KEPT_RINGS = 8, INBOX = 512, SENT = 25
 
 struct waiter {
 	pthread_cond_t cond;
-	unsigned parked;
+	unsigned parked;	/* threads that wait for cond */
 };
 
 struct exanet_stream {
@@ -247,6 +247,7 @@ struct exanet_stream {
 	struct streams *s;
 	unsigned char *rings, *words;	/* the ring and the copy; the words and this end's own beat */
 	int writes[SPANS], credit;	/* transfers, or the negative errno of one that could not begin */
+	int status;		/* of one that has failed */
 	bool reading, writing;	/* a thread copies bytes without the lock */
 	bool held, over;	/* the handle is in use; the end is no more */
 	struct waiter w;
@@ -273,6 +274,9 @@ struct streams {
 	struct inbox inbox[2];	/* kinds 12 and 13 */
 	struct sent sent[2][SENT];
 	unsigned parked;	/* threads that sleep */
+	struct waiter *watcher;	/* of the one that sleeps for arrivals, NULL: none does */
+	unsigned watches;	/* how often one did */
+	int watch;		/* an eventfd that wakes it */
 	bool spinning;		/* a thread spins */
 	int error;		/* why the attachment has ended */
 
@@ -299,7 +303,7 @@ extern const char ended_text[];
 void wake_program(struct streams *);
 void drain_eventfd(int fd);
 bool waiter_init(struct waiter *);
-void wake_waiter(const struct waiter *);
+void wake_waiter(const struct streams *, struct waiter *);
 
 /* What a thread waits for. */
 struct wait {

@@ -144,7 +144,11 @@ bool out_credit(struct end *e, struct words w)
 static enum landed landed(const struct end *e, int transfer)
 {
 	const int status = transfer < 0 ? transfer : exanet_poll(its(e)->e, transfer);
-	return status == EXANET_ONGOING ? FLYING : !status ? LANDED : status == STATUS_DOMAIN ? VANISHED : FAILED;
+	if (status == EXANET_ONGOING)
+		return FLYING;
+	if (status > 0 && status != STATUS_DOMAIN)
+		stream_of(e)->status = status;
+	return !status ? LANDED : status == STATUS_DOMAIN ? VANISHED : FAILED;
 }
 
 enum landed out_landed(struct end *e, uint64_t n) { return landed(e, stream_of(e)->writes[n % SPANS]); }

@@ -25,12 +25,6 @@ bool waiter_init(struct waiter *w)
 	return !error;
 }
 
-void wake_waiter(const struct waiter *w)
-{
-	if (w->parked)
-		pthread_cond_broadcast((pthread_cond_t *)&w->cond);
-}
-
 static void ring_eventfd(int fd)
 {
 	const uint64_t one = 1;
@@ -41,6 +35,14 @@ void drain_eventfd(int fd)
 {
 	uint64_t n;
 	(void)!read(fd, &n, sizeof n);
+}
+
+void wake_waiter(const struct streams *s, struct waiter *w)
+{
+	if (w->parked)
+		pthread_cond_broadcast(&w->cond);
+	if (s->watcher == w)
+		ring_eventfd(s->watch);
 }
 
 void wake_program(struct streams *s)
@@ -54,14 +56,14 @@ void wake_program(struct streams *s)
 void out_changed(struct end *e)
 {
 	exanet_stream *x = (exanet_stream *)e;
-	wake_waiter(&x->w);
+	wake_waiter(x->s, &x->w);
 	wake_program(x->s);
 }
 
 void out_arrived(struct listener *l)
 {
 	exanet_listener *x = (exanet_listener *)l;
-	wake_waiter(&x->w);
+	wake_waiter(x->s, &x->w);
 	wake_program(x->s);
 }
 
@@ -74,7 +76,7 @@ void plan(struct streams *s, const struct end *e)
 {
 	if (!s->planned)
 		return;	/* it does not sleep, and looks before it does */
-	if ((s->parked && !s->arrivals) || (e && end_deadline(e) < s->planned) || s->host.beat < s->planned || s->nstale || s->host.again || mail_waits(s)) {
+	if ((s->parked && !s->arrivals && !s->watcher) || (e && end_deadline(e) < s->planned) || s->host.beat < s->planned || s->nstale || s->host.again || mail_waits(s)) {
 		s->planned = 0;
 		ring_eventfd(s->wake);
 	}
@@ -87,6 +89,41 @@ static bool advance(const struct wait *t)
 	if (t->x && !t->x->over)
 		host_poll(&t->s->host, now(), &t->x->end);
 	return t->ready(t->arg);
+}
+
+/* sleep_for sleeps without the lock until something can be read from a descriptor, or from the ring of the mailbox
+ * unless that is -1, or for ns. */
+static void sleep_for(struct streams *s, int fd, int ring, int64_t ns)
+{
+	const struct timespec pause = { ns / 1000000000, ns % 1000000000 };
+	struct pollfd p[] = { { fd, POLLIN, 0 }, { ring, POLLIN, 0 } };
+	pthread_mutex_unlock(&s->lock);
+	ppoll(p, 2, &pause, NULL);
+	pthread_mutex_lock(&s->lock);
+	if (p[0].revents)
+		drain_eventfd(fd);
+}
+
+/* watch sleeps for arrivals in the place of the library's thread, which saves a switch to that. A thread of the
+ * program does so while it is the only one that sleeps. It returns 0, ETIMEDOUT, or ENOTCONN: the attachment has ended, which the library's thread
+ * has to notice, too. */
+static int watch(const struct wait *t, int64_t end)
+{
+	struct streams *s = t->s;
+	if (exanet_arm(s->e, s->ring))
+		return ENOTCONN;
+	receive_messages(s);
+	const int64_t next = host_step(&s->host, now()), at = now(), until = next < end ? next : end;
+	if (t->ready(t->arg) || mail_waits(s))
+		return 0;
+	if (at >= end)
+		return ETIMEDOUT;
+	s->watcher = t->w;
+	s->watches++;
+	plan(s, NULL);
+	sleep_for(s, s->watch, s->ring, until > at + HOUR ? HOUR : until > at ? until - at : 0);
+	s->watcher = NULL;
+	return 0;
 }
 
 bool until(const struct wait *t, int timeout)
@@ -111,13 +148,22 @@ bool until(const struct wait *t, int timeout)
 	if (is)
 		return true;
 	const struct timespec until = { end / 1000000000, end % 1000000000 };
-	t->w->parked++;
 	s->parked++;
-	plan(s, t->x && !t->x->over ? &t->x->end : NULL);
-	for (int error = 0; !(is = t->ready(t->arg)) && !error;)
+	for (int error = 0; !(is = t->ready(t->arg)) && !error;) {
+		if (s->parked == 1 && !s->watcher && !(error = watch(t, end)))
+			continue;
+		if (error == ETIMEDOUT)
+			break;
+		t->w->parked++;
+		plan(s, t->x && !t->x->over ? &t->x->end : NULL);
 		error = timeout < 0 ? pthread_cond_wait(&t->w->cond, &s->lock) : pthread_cond_timedwait(&t->w->cond, &s->lock, &until);
-	t->w->parked--;
+		t->w->parked--;
+	}
 	s->parked--;
+	if (!s->watcher && !s->arrivals && s->planned && (s->parked || s->planned > now() + REST)) {	/* the library's thread has left the work to this one */
+		s->planned = 0;
+		ring_eventfd(s->wake);
+	}
 	return is;
 }
 
@@ -129,37 +175,34 @@ static void end_all(struct streams *s)
 	host_gone(&s->host, NULL, ended_text);
 	host_step(&s->host, now());
 	for (struct listener *l = s->host.listeners; l; l = l->next)
-		wake_waiter(&((exanet_listener *)l)->w);
+		wake_waiter(s, &((exanet_listener *)l)->w);
 	wake_program(s);
 }
 
-/* run moves the connections on until the attachment ends. While the program's threads do all the work, a wake-up
- * for each arrival would only take a processor from them. */
+/* run moves the connections on until the attachment ends. While the program's threads do the work, a wake-up for each
+ * arrival would only take a processor from them. */
 static void *run(void *arg)
 {
 	struct streams *s = arg;
 	bool ended = false;
+	unsigned watches = 0;
 	pthread_mutex_lock(&s->lock);
 	while (!s->stop && !ended) {
-		s->arrivals = s->parked || !s->arrivals;
+		const bool idle = s->watcher && s->watches == watches;	/* a thread of the program sleeps for long */
+		watches = s->watches;
+		s->arrivals = !s->watcher && (s->parked || !s->arrivals);
 		if (s->arrivals)
 			ended = exanet_arm(s->e, s->ring) != 0;
 		receive_messages(s);
 		int64_t next = host_step(&s->host, now());
 		const bool stale = s->nstale;
 		discard(s);
-		const int64_t at = now(), most = s->arrivals ? HOUR : REST;
-		if (mail_waits(s) || stale || (s->parked && !s->arrivals) || ended)
+		const int64_t at = now(), most = s->arrivals || (idle && s->watcher) ? HOUR : REST;
+		if (mail_waits(s) || stale || (s->parked && !s->arrivals && !s->watcher) || ended)
 			next = at;
 		s->planned = next = next < at ? at : next > at + most ? at + most : next;
-		const struct timespec pause = { (next - at) / 1000000000, (next - at) % 1000000000 };
-		struct pollfd p[] = { { s->wake, POLLIN, 0 }, { s->arrivals ? s->ring : -1, POLLIN, 0 } };
-		pthread_mutex_unlock(&s->lock);
-		ppoll(p, 2, &pause, NULL);
-		pthread_mutex_lock(&s->lock);
+		sleep_for(s, s->wake, s->arrivals ? s->ring : -1, next - at);
 		s->planned = 0;
-		if (p[0].revents)
-			drain_eventfd(s->wake);
 	}
 	if (ended)
 		end_all(s);
@@ -173,10 +216,11 @@ static int start_streams(exanet *e, struct streams *s)
 	int error;
 	if ((error = exanet_ring(e, NULL, 0, &s->ring)))
 		return error;
-	if ((s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) {
+	s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	s->watch = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (s->wake < 0 || s->watch < 0) {
 		error = fail(errno, "the thread of streams: %m");
-		exanet_ring_close(e, s->ring);
-		return error;
+		goto out;
 	}
 	exanet_handle(e, KIND_STREAM, deliver, &s->inbox[0]);
 	exanet_handle(e, KIND_CONNECTION, deliver, &s->inbox[1]);
@@ -192,8 +236,12 @@ static int start_streams(exanet *e, struct streams *s)
 	error = fail(errno, "the thread of streams: %m%s", errno == EAGAIN ? ": out of processes or of memory (ulimit -u, -v, -d; pids.max)" : "");
 	exanet_handle(e, KIND_STREAM, NULL, NULL);
 	exanet_handle(e, KIND_CONNECTION, NULL, NULL);
+out:
 	exanet_ring_close(e, s->ring);
-	close(s->wake);
+	if (s->wake >= 0)
+		close(s->wake);
+	if (s->watch >= 0)
+		close(s->watch);
 	return error;
 }
 
@@ -270,8 +318,8 @@ void free_streams(exanet *e)
 		free(l);
 	}
 	free_memory(s);
-	const int fds[] = { s->wake, s->fd, s->fd_event };	/* rings are the attachment's */
-	for (int i = 0; i < 3; i++)
+	const int fds[] = { s->wake, s->watch, s->fd, s->fd_event };	/* rings are the attachment's */
+	for (int i = 0; i < 4; i++)
 		if (fds[i] >= 0)
 			close(fds[i]);
 	free(s);

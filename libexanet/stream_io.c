@@ -146,7 +146,7 @@ static enum landed landed(const struct end *e, int transfer)
 	const int status = transfer < 0 ? transfer : exanet_poll(its(e)->e, transfer);
 	if (status == EXANET_ONGOING)
 		return FLYING;
-	if (status > 0 && status != STATUS_DOMAIN)
+	if (status > 0 && status != STATUS_DOMAIN && !e->error)	/* else it may be aborted */
 		stream_of(e)->status = status;
 	return !status ? LANDED : status == STATUS_DOMAIN ? VANISHED : FAILED;
 }

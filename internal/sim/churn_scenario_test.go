@@ -25,7 +25,7 @@ import (
 // names, by its place, and by the earlier acknowledgements. When the disturbances end, all
 // processes must reach all others again.
 type churn struct {
-	nobody
+	Nobody
 	World *World
 	rng   *rand.Rand
 	seats []*seat
@@ -46,7 +46,7 @@ type churn struct {
 	guests    map[guestAccess]device.PDID // writes in flight that only a window admitted: of whom
 
 	// Events that the scenario met, for its test.
-	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Landed, Complete, Opened, Guests int
+	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Writes, Complete, Opened, Guests int
 }
 
 // errChurn reports a forbidden byte, acknowledgement or silence.
@@ -170,7 +170,7 @@ func (c *churn) wrong(format string, args ...any) {
 	}
 }
 
-func (c *churn) failed() error { return c.err }
+func (c *churn) Failed() error { return c.err }
 
 // sit puts the next process into a seat, later if there is no place yet.
 func (c *churn) sit(s *seat) {
@@ -328,7 +328,7 @@ func (c *churn) named(p *Process, words []byte) *move {
 }
 
 // moves judges a write that a node begins.
-func (c *churn) moves(n *Node, p *Process, a *pldma.Access) {
+func (c *churn) Moves(n *Node, p *Process, a *pldma.Access) {
 	if p == nil || n.process[a.Slot] != p || c.seatOf(p) == nil {
 		c.wrong("node %d writes to slot %d, which nobody has any more", n.id, a.Slot)
 		return
@@ -366,7 +366,7 @@ func (c *churn) moves(n *Node, p *Process, a *pldma.Access) {
 }
 
 // landed judges the bytes that are now in memory.
-func (c *churn) landed(p *Process, a *pldma.Access) {
+func (c *churn) Landed(p *Process, a *pldma.Access) {
 	c.inTime(p, a)
 	if a.Ordered {
 		if m := c.named(p, a.Data); m != nil && m.dst == p {
@@ -393,7 +393,7 @@ func (c *churn) landed(p *Process, a *pldma.Access) {
 			}
 		}
 	}
-	c.Landed++
+	c.Writes++
 }
 
 // inTurn judges a piece of a transfer that is now in memory: nothing newer was acknowledged
@@ -428,7 +428,7 @@ func (*churn) pieceOf(m *move, at int) (found *piece) {
 }
 
 // sent processes a frame that a node passes to its link.
-func (c *churn) sent(n *Node, f *wire.Frame) {
+func (c *churn) Sent(n *Node, f *wire.Frame) {
 	switch {
 	case f.Kind == wire.Data:
 		c.block(n, f)

@@ -26,7 +26,7 @@ func runChurn(seed uint64, queues bool) (c *churn, err error) {
 func (c *churn) met() [10]row {
 	return [...]row{
 		{"processes ended", c.Kills}, {"nodes lost power", c.Powers}, {"nodes reset", c.Resets}, {"transfers aborted", c.Aborts},
-		{"rights changed", c.Withdrawn}, {"frames came again", c.Replayed}, {"accesses landed", c.Landed}, {"transfers complete", c.Complete},
+		{"rights changed", c.Withdrawn}, {"frames came again", c.Replayed}, {"accesses landed", c.Writes}, {"transfers complete", c.Complete},
 		{"windows opened", c.Opened}, {"accesses by a window alone", c.Guests},
 	}
 }

@@ -19,6 +19,8 @@ const (
 	interrupted                  // an interrupt has reached the driver
 	mailed                       // a process looks into its mailbox
 	paged                        // a page-in has ended
+	passed                       // a frame has left over a link of the topology
+	hopped                       // a frame has reached a node that passes it on
 )
 
 // event is something that happens at one time.
@@ -33,7 +35,8 @@ type event struct {
 	access  *pldma.Access // unchanged until the node has the answer
 	op      *space.Op
 	run     func()
-	number  uint64 // the deadline, the frame's number, the vector, the mailbox or the slot
+	hop     hop
+	number  uint64 // the link, the deadline, the frame's number, the vector, the mailbox or the slot
 }
 
 // entry is the place of an event in the queue.
@@ -132,7 +135,7 @@ func (w *World) happen(e *event) {
 		n.Event(&soc.Event{Kind: soc.Tick})
 	case arrived:
 		if w.observer != nil {
-			w.observer.arrived(e.frame, e.number)
+			w.observer.Arrived(e.frame, e.number)
 		}
 		n.Event(&soc.Event{Kind: soc.FrameArrived, Frame: e.frame})
 	case walked:
@@ -144,7 +147,7 @@ func (w *World) happen(e *event) {
 		w.digest.Mix(uint64(acc.VA))
 		w.digest.Mix(uint64(len(acc.Data)))
 		if w.observer != nil && acc.Write && ok {
-			w.observer.landed(p, acc)
+			w.observer.Landed(p, acc)
 		}
 		n.Event(&soc.Event{Kind: soc.Moved, Access: acc.ID, OK: ok})
 	case interrupted:
@@ -163,5 +166,9 @@ func (w *World) happen(e *event) {
 		e.op.Paged = n.process[e.number].PageIn(e.op.VA, e.op.Pages, e.op.Write)
 		e.op.End()
 		e.op.Done()
+	case passed:
+		w.net.passed(int(e.number))
+	case hopped:
+		w.net.hopped(e.hop, e.frame, e.number)
 	}
 }

@@ -67,7 +67,7 @@ type watchedWindow struct {
 // Store implements device.Access.
 func (x watchedWindow) Store(off uint32, width int, v uint64) error {
 	if o := x.n.world.observer; o != nil && width == 8 {
-		o.wrote(x.n, off, v)
+		o.Wrote(x.n, off, v)
 	}
 	return x.Window.Store(off, width, v)
 }

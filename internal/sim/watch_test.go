@@ -22,7 +22,7 @@ var errWatch = errors.New("on the links")
 // RAPFs of the drivers, and the reports of the channels. It does not use the machines' state,
 // and derives itself what they may do.
 type watch struct {
-	nobody
+	Nobody
 	f     *fabric
 	uses  map[place]*use
 	last  map[route]device.Sequence // the last sequence number seen
@@ -183,10 +183,10 @@ func (x *watch) wrong(format string, args ...any) {
 	}
 }
 
-func (x *watch) failed() error { return x.err }
+func (x *watch) Failed() error { return x.err }
 
 // sent processes a frame that a node passes to its link.
-func (x *watch) sent(n *Node, f *wire.Frame) {
+func (x *watch) Sent(n *Node, f *wire.Frame) {
 	x.class, x.present, x.words = classOf(f), f.Present, f.HasWords
 	switch {
 	case f.SrcNode != n.SOC.ID():
@@ -401,7 +401,7 @@ func (x *watch) noContext(f *wire.Frame) {
 }
 
 // arrived processes a frame that reaches a node, before the node gets it.
-func (x *watch) arrived(f *wire.Frame, order uint64) {
+func (x *watch) Arrived(f *wire.Frame, order uint64) {
 	ends := [2]device.NodeID{f.SrcNode, f.DstNode}
 	if order < x.came[ends] {
 		x.met.overtaken++
@@ -470,7 +470,7 @@ func (x *watch) rapf(at, src device.NodeID, pdid device.PDID, m mailbox.RAPF) {
 
 // wrote processes a driver's write to its node's packetizers: RAPFs for the own node do not use
 // a link.
-func (x *watch) wrote(n *Node, off uint32, v uint64) {
+func (x *watch) Wrote(n *Node, off uint32, v uint64) {
 	own := n.SOC.ID()
 	mem := x.pktz[own]
 	mem[off] = v
@@ -491,7 +491,7 @@ func (x *watch) wrote(n *Node, off uint32, v uint64) {
 }
 
 // reported processes the report of a channel about its transfer.
-func (x *watch) reported(n *Node, a *soc.Action) {
+func (x *watch) Reported(n *Node, a *soc.Action) {
 	slot, ch := int(a.Slot), int(a.Channel)
 	over := a.Done == device.DoneFailed || a.Done == device.DoneCompleted
 	j := x.jobOf(n, slot, ch, over)
@@ -578,7 +578,7 @@ func (x *watch) countBusy(n *Node, busy uint32) {
 }
 
 // carried counts what a link does to a frame.
-func (x *watch) carried(out []link.Delivery) {
+func (x *watch) Carried(out []link.Delivery) {
 	switch len(out) {
 	case 0:
 		x.met.lost[x.class]++

@@ -10,9 +10,9 @@ import (
 	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/internal/sim/topology"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/link"
-	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/record"
@@ -28,6 +28,8 @@ type Config struct {
 	NoTXFIFO  bool
 	Stall     bool // faults stall in the SMMU; not supported with front
 	Injection link.Injection
+	// Topology, unless nil, is the network between the nodes, Topology.Nodes in number.
+	Topology *topology.Network
 	// Memory is the maximum duration of a walk, a move or a page-in, ns. SlowMemory of a
 	// million take a hundred times as long.
 	Memory     int64
@@ -60,21 +62,9 @@ type World struct {
 	digest   record.Digest
 	audits   []*Node  // nodes that are to be audited after this event
 	sent     uint64   // number of frames
-	observer observer // may be nil
+	observer Observer // may be nil
 	dir      *domain.Directory
-}
-
-// observer receives the events of a world as they happen.
-type observer interface {
-	// moves: a write to a process's memory begins; p is nil if the slot is free.
-	moves(n *Node, p *Process, a *pldma.Access)
-	landed(p *Process, a *pldma.Access) // the bytes are written
-	sent(n *Node, f *wire.Frame)        // before the link gets it
-	carried(out []link.Delivery)        // what the link delivers for that frame
-	arrived(f *wire.Frame, order uint64)
-	reported(n *Node, a *soc.Action)     // DescriptorChanged
-	wrote(n *Node, off uint32, v uint64) // by a driver to its packetizers
-	failed() error                       // an error ends the run
+	net      *network // nil: each node has a link to each
 }
 
 // front stands between a node and its driver: queues in memory.
@@ -118,6 +108,9 @@ func New(cfg Config) (*World, error) {
 	w.dir, err = domain.NewDirectory(domain.DirectoryConfig{Generation: device.Generation(w.rng.Uint32() | 1)})
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Topology != nil {
+		w.net = newNetwork(w, cfg.Topology)
 	}
 	for i := range cfg.Nodes {
 		n := &Node{world: w, id: device.NodeID(i), link: link.New(cfg.Injection, w.rng, w.pool)}
@@ -229,7 +222,7 @@ func (w *World) step() error {
 	w.now, e = w.events.pop()
 	w.happen(&e)
 	if w.observer != nil {
-		if err := w.observer.failed(); err != nil {
+		if err := w.observer.Failed(); err != nil {
 			return fmt.Errorf("seed %d: %w", w.cfg.Seed, err)
 		}
 	}
@@ -284,7 +277,7 @@ func (n *Node) do(actions []soc.Action) {
 		case soc.Move:
 			p := n.process[a.Access.Slot]
 			if w.observer != nil && a.Access.Write {
-				w.observer.moves(n, p, a.Access)
+				w.observer.Moves(n, p, a.Access)
 			}
 			e := n.after(w.memoryTime(), moved)
 			e.access, e.process = a.Access, p
@@ -298,7 +291,7 @@ func (n *Node) do(actions []soc.Action) {
 			n.after(d, interrupted).number = uint64(a.Vector)
 		case soc.DescriptorChanged:
 			if w.observer != nil {
-				w.observer.reported(n, a)
+				w.observer.Reported(n, a)
 			}
 			if p := n.process[a.Slot]; p != nil {
 				p.descriptor(int(a.Channel), a.Done, a.Status)
@@ -339,20 +332,33 @@ func (n *Node) transmit(f *wire.Frame) {
 		return
 	}
 	if w.observer != nil {
-		w.observer.sent(n, f)
+		w.observer.Sent(n, f)
 	}
-	n.out = n.link.Carry(w.now, f, n.out[:0])
+	if w.net != nil && dst != int(n.id) {
+		n.out = n.link.Disturb(w.now, f, n.out[:0])
+	} else {
+		n.out = n.link.Carry(w.now, f, n.out[:0])
+	}
 	if w.observer != nil {
-		w.observer.carried(n.out)
+		w.observer.Carried(n.out)
 	}
 	w.sent++
 	for _, d := range n.out {
 		if w.cfg.Costs != nil {
 			d.At += w.cfg.Costs.later(d.Frame)
 		}
-		e := w.events.push(max(d.At, w.now))
-		e.kind, e.node, e.frame, e.number = arrived, w.nodes[dst], d.Frame, w.sent
+		if w.net != nil && dst != int(n.id) {
+			w.net.send(int(n.id), dst, flight{d.Frame, w.sent, d.At - w.now})
+		} else {
+			w.arrive(d.At, dst, d.Frame, w.sent)
+		}
 	}
+}
+
+// arrive makes a frame arrive at a node. order is its number among all frames sent.
+func (w *World) arrive(at int64, node int, f *wire.Frame, order uint64) {
+	e := w.events.push(max(at, w.now))
+	e.kind, e.node, e.frame, e.number = arrived, w.nodes[node], f, order
 }
 
 // Node is a device.Bus whose owner is the simulation.
@@ -394,7 +400,7 @@ func (x *window) Load(off uint32, width int) (uint64, error) {
 func (x *window) Store(off uint32, width int, v uint64) error {
 	n := x.n
 	if o := n.world.observer; o != nil && x.id == device.PKTZ && n.front == nil {
-		o.wrote(n, off, v)
+		o.Wrote(n, off, v)
 	}
 	n.do(n.SOC.Store(n.world.now, x.id, off, width, v, n.actions[:0]))
 	return nil

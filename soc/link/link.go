@@ -79,7 +79,12 @@ func (l *Link) Carry(now int64, f *wire.Frame, out []Delivery) []Delivery {
 	}
 	start := max(now, l.free[route])
 	l.free[route] = start + bytes*nsPerByte10/10
-	at := l.free[route] + HopLatency + l.inj.Latency + int64(route)*l.inj.RouteDelay
+	return l.Disturb(l.free[route]+HopLatency+l.inj.Latency+int64(route)*l.inj.RouteDelay, f, out)
+}
+
+// Disturb is Carry for a frame that another network carries: it would arrive there at time at, and the
+// link only loses, doubles, delays and tears it.
+func (l *Link) Disturb(at int64, f *wire.Frame, out []Delivery) []Delivery {
 	if l.lose(f) {
 		l.Lost[f.Kind%6]++
 		l.pool.Put(f)

@@ -1,0 +1,183 @@
+package sim
+
+import (
+	"github.com/exanet/pfd/internal/sim/topology"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// queueDepth is the number of frames that an output of a node has room for (defined by this project).
+const queueDepth = 16
+
+// network carries frames over a topology: each node passes on those for others. An output that has no
+// room makes the nodes before it wait, and in the end the frames' own nodes.
+type network struct {
+	topology.Network
+	w       *World
+	outputs []output // one for each link
+}
+
+// flight is a frame on its way.
+type flight struct {
+	frame *wire.Frame
+	order uint64
+	late  int64 // ns that the last hop takes longer
+}
+
+// output is the output of a node to one link.
+type output struct {
+	queues   [topology.VCs][]flight
+	coming   [topology.VCs]int // places that are kept for frames on the link before
+	own      [topology.VCs][]flight
+	blocked  [topology.VCs][]int32 // outputs of other nodes that wait for room in the queue
+	busy     bool
+	last     int   // virtual channel that was served last
+	stopped  int64 // since when no frame may go on, 0: one may
+	Link     LinkUse
+	wire     flight // the frame on the wire
+	onward   int32  // the output that has kept a place for it, -1: it has arrived
+	onwardVC int8
+}
+
+// LinkUse is what a link of a topology has carried.
+type LinkUse struct {
+	Frames, Bytes uint64
+	Busy          int64 // ns
+	// Stopped is how long frames waited while the next node had no room, ns.
+	Stopped int64
+	Highest int // most frames that waited in one queue
+	// Waiting is the most frames of the node itself that waited for room in the queue.
+	Waiting int
+}
+
+func newNetwork(w *World, t *topology.Network) *network {
+	n := &network{Network: *t, w: w, outputs: make([]output, len(t.Links))}
+	return n
+}
+
+// Links returns what each link of the topology has carried, nil if the world has none.
+func (w *World) Links() (list []LinkUse) {
+	if w.net == nil {
+		return nil
+	}
+	for i := range w.net.outputs {
+		list = append(list, w.net.outputs[i].Link)
+	}
+	return list
+}
+
+// send takes a frame of node from, which has another node as its destination.
+func (n *network) send(from, to int, f flight) {
+	link, vc := n.Next(from, to)
+	o := &n.outputs[link]
+	o.own[vc] = append(o.own[vc], f)
+	n.admit(o, vc)
+	o.Link.Waiting = max(o.Link.Waiting, len(o.own[vc]))
+	n.try(link)
+}
+
+// room reports whether a queue has room for one more frame.
+func (o *output) room(vc int) bool { return len(o.queues[vc])+o.coming[vc] < queueDepth }
+
+// admit moves frames of the node itself into the queue while it has room.
+func (n *network) admit(o *output, vc int) {
+	for len(o.own[vc]) > 0 && o.room(vc) {
+		o.put(vc, o.own[vc][0])
+		o.own[vc] = o.own[vc][1:]
+	}
+}
+
+func (o *output) put(vc int, f flight) {
+	o.queues[vc] = append(o.queues[vc], f)
+	o.Link.Highest = max(o.Link.Highest, len(o.queues[vc]))
+}
+
+// try begins to send a frame, if the wire is free and one may go on. The virtual channels take turns.
+func (n *network) try(link int) {
+	o, l := &n.outputs[link], &n.Network.Links[link]
+	if o.busy {
+		return
+	}
+	for k := range topology.VCs {
+		vc := (o.last + 1 + k) % topology.VCs
+		if len(o.queues[vc]) == 0 {
+			continue
+		}
+		f := o.queues[vc][0]
+		onward, at := -1, 0
+		if to := int(f.frame.DstNode); to != l.To {
+			onward, at = n.Next(l.To, to)
+			next := &n.outputs[onward]
+			if !next.room(at) {
+				next.wait(at, int32(link))
+				if o.stopped == 0 {
+					o.stopped = n.w.now
+				}
+				continue
+			}
+			next.coming[at]++
+		}
+		if o.stopped != 0 {
+			o.Link.Stopped += n.w.now - o.stopped
+			o.stopped = 0
+		}
+		bytes := int64(len(f.frame.Payload)) + wireBytes
+		d := (bytes*8*1e9 + l.Rate - 1) / l.Rate
+		o.Link.Frames++
+		o.Link.Bytes += uint64(bytes)
+		o.Link.Busy += d
+		o.busy, o.last, o.wire, o.onward, o.onwardVC = true, vc, f, int32(onward), int8(at)
+		o.queues[vc] = append(o.queues[vc][:0], o.queues[vc][1:]...)
+		e := n.w.events.push(n.w.now + d)
+		e.kind, e.number = passed, uint64(link)
+		n.admit(o, vc)
+		waiting := o.blocked[vc]
+		o.blocked[vc] = nil
+		for _, other := range waiting {
+			n.try(int(other))
+		}
+		return
+	}
+}
+
+// wait makes output other try again when a queue of o has room.
+func (o *output) wait(vc int, other int32) {
+	for _, b := range o.blocked[vc] {
+		if b == other {
+			return
+		}
+	}
+	o.blocked[vc] = append(o.blocked[vc], other)
+}
+
+// wireBytes is the size of a frame's headers on a link, in bytes (package link counts the same).
+const wireBytes = 64
+
+// passed: the last bit of a frame has left over a link. It arrives after the link's latency.
+func (n *network) passed(link int) {
+	o, l := &n.outputs[link], &n.Network.Links[link]
+	f := o.wire
+	o.busy, o.wire = false, flight{}
+	if o.onward < 0 {
+		n.w.arrive(n.w.now+l.Hop+f.late, l.To, f.frame, f.order)
+	} else {
+		e := n.w.events.push(n.w.now + l.Hop)
+		e.kind, e.frame, e.number = hopped, f.frame, f.order
+		e.hop = hop{link: o.onward, vc: o.onwardVC, late: f.late}
+	}
+	n.try(link)
+}
+
+// hop is where a frame goes on.
+type hop struct {
+	link int32
+	vc   int8
+	late int64
+}
+
+// hopped: a frame has reached a node that passes it on.
+func (n *network) hopped(h hop, f *wire.Frame, order uint64) {
+	o := &n.outputs[h.link]
+	o.coming[h.vc]--
+	o.put(int(h.vc), flight{f, order, h.late})
+	n.try(int(h.link))
+}

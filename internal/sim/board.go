@@ -156,6 +156,12 @@ func (c *Costs) work(n *Node, slot int, op *space.Op, long bool) int64 {
 	return n.free[lane] - n.world.now
 }
 
+// Missing returns how many pages of a range of bytes are absent.
+func (p *Process) Missing(from, to int) int {
+	first := from / device.PageSize
+	return p.missing(p.Base+device.VA(first)<<device.PageShift, (to-1)/device.PageSize-first+1)
+}
+
 // missing returns how many pages from va on are absent.
 func (p *Process) missing(va device.VA, pages int) (n int) {
 	for i := range pages {

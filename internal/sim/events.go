@@ -125,6 +125,10 @@ func (w *World) happen(e *event) {
 	if e.machine != nil && e.machine != n.SOC {
 		return
 	}
+	if n != nil && n.stopped && (e.kind == called || e.kind == interrupted || e.kind == paged) {
+		n.held = append(n.held, *e)
+		return
+	}
 	switch e.kind {
 	case called:
 		e.run()

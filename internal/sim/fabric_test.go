@@ -11,7 +11,6 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
-	"github.com/exanet/pfd/soc"
 )
 
 // tally sums the events of a test's scenarios, to show that they test what they should.
@@ -220,25 +219,4 @@ func runSeed(seed uint64, queues bool) (f *fabric, err error) {
 		return f, fmt.Errorf("seed %d: %w", seed, err)
 	}
 	return f, nil
-}
-
-// Send sends a message by packetizer channel c of the process; it returns false if refused.
-func (p *Process) Send(c int, dst device.NodeID, box uint8, words ...uint64) bool {
-	ev := soc.Event{
-		Kind: soc.MessageSent, Interface: int(p.Domain.Interface), Channel: c,
-		Destination: uint64(dst) | uint64(box)<<24, N: len(words),
-	}
-	copy(ev.Words[:], words)
-	p.node.Event(&ev)
-	return p.node.SOC.PacketizerStatus(int(p.Domain.Interface), c) == device.PktzFree
-}
-
-// Settle runs all outstanding events for d ns.
-func (w *World) Settle(d int64) error {
-	for end := w.now + d; w.events.len() > 0 && w.events.next() <= end; {
-		if err := w.step(); err != nil {
-			return err
-		}
-	}
-	return nil
 }

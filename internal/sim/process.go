@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"github.com/exanet/pfd/daemon/domain"
@@ -16,8 +17,10 @@ type Process struct {
 	node   *Node
 	Domain *domain.Domain
 	Base   device.VA
-	Data   []byte // the content of all pages; absent ones are zero
-	pages  []pageState
+	// Data is the content of all pages; absent ones are zero. It is nil if the process has only states
+	// of pages (AttachEmpty).
+	Data  []byte
+	pages []pageState
 	// OnWords is called when completion words have been written to the memory.
 	OnWords func()
 	// OnDone is called when a channel's done is final.
@@ -37,11 +40,21 @@ const (
 
 // Attach creates a process with pages pages of memory, all absent, on node n.
 func (n *Node) Attach(uid uint32, base device.VA, pages int) (*Process, error) {
+	p, err := n.AttachEmpty(uid, base, pages)
+	if err == nil {
+		p.Data = make([]byte, pages*device.PageSize)
+	}
+	return p, err
+}
+
+// AttachEmpty is Attach for a process whose memory has no content, so that thousands of nodes fit. What is
+// read from it begins with its Mark, and what is written is lost.
+func (n *Node) AttachEmpty(uid uint32, base device.VA, pages int) (*Process, error) {
 	d, err := n.Domains.Create(domain.Request{UID: uid, AcceptGroup: true})
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{node: n, Domain: d, Base: base, Data: make([]byte, pages*device.PageSize), pages: make([]pageState, pages)}
+	p := &Process{node: n, Domain: d, Base: base, pages: make([]pageState, pages)}
 	n.process[d.Slot] = p
 	if err := n.Driver.Add(fault.Target{Slot: d.Slot, PDID: d.PDID, Policy: n.world.cfg.Policy}); err != nil {
 		return nil, err
@@ -57,9 +70,28 @@ func (p *Process) Write(ch int, d device.Descriptor) {
 // Set changes the state of a page. An absent page is filled with zeros.
 func (p *Process) Set(page int, s pageState) {
 	p.pages[page] = s
-	if s == absent {
+	if s == absent && p.Data != nil {
 		clear(p.Data[page*device.PageSize : (page+1)*device.PageSize])
 	}
+}
+
+// Evict makes the pages of a range of bytes absent as swapping does: their content comes back with them.
+func (p *Process) Evict(from, to int) {
+	for i := from / device.PageSize; i <= (to-1)/device.PageSize; i++ {
+		if p.pages[i] == present {
+			p.pages[i] = absent
+		}
+	}
+}
+
+// MarkSize is the size of a mark, in bytes.
+const MarkSize = 16
+
+// Mark returns what a read at va of memory without content begins with: the node and the address.
+func (p *Process) Mark(va device.VA) (m [MarkSize]byte) {
+	binary.LittleEndian.PutUint64(m[:], uint64(p.node.id)+1)
+	binary.LittleEndian.PutUint64(m[8:], uint64(va))
+	return m
 }
 
 // Touch makes the pages of a range of bytes present, like a touch by the process.
@@ -99,7 +131,7 @@ func (p *Process) walk(va device.VA, pages int, write bool) (missing, denied uin
 
 func (p *Process) move(va device.VA, data []byte, write bool) bool {
 	off := int64(va) - int64(p.Base)
-	if off < 0 || off+int64(len(data)) > int64(len(p.Data)) {
+	if off < 0 || off+int64(len(data)) > int64(len(p.pages))*device.PageSize {
 		return false
 	}
 	for i := va.Page(); i < va+device.VA(len(data)); i += device.PageSize {
@@ -108,12 +140,28 @@ func (p *Process) move(va device.VA, data []byte, write bool) bool {
 			return false // became absent between the walk and the move
 		}
 	}
-	if write {
+	switch {
+	case p.Data == nil && !write && len(data) >= MarkSize:
+		mark := p.Mark(va)
+		copy(data, mark[:])
+	case p.Data == nil:
+	case write:
 		copy(p.Data[off:], data)
-	} else {
+	default:
 		copy(data, p.Data[off:])
 	}
 	return true
+}
+
+// Send sends a message by packetizer channel c of the process; it returns false if refused.
+func (p *Process) Send(c int, dst device.NodeID, box uint8, words ...uint64) bool {
+	ev := soc.Event{
+		Kind: soc.MessageSent, Interface: int(p.Domain.Interface), Channel: c,
+		Destination: uint64(dst) | uint64(box)<<24, N: len(words),
+	}
+	copy(ev.Words[:], words)
+	p.node.Event(&ev)
+	return p.node.SOC.PacketizerStatus(int(p.Domain.Interface), c) == device.PktzFree
 }
 
 func (p *Process) descriptor(ch int, done uint32, status uint8) {

@@ -61,6 +61,7 @@ type World struct {
 	nodes    []*Node
 	digest   record.Digest
 	audits   []*Node  // nodes that are to be audited after this event
+	count    uint64   // number of events
 	sent     uint64   // number of frames
 	observer Observer // may be nil
 	dir      *domain.Directory
@@ -91,6 +92,9 @@ type Node struct {
 	deadline int64 // for which a tick is scheduled
 	actions  []soc.Action
 	out      []link.Delivery
+	cut      bool     // its links lose every frame
+	stopped  bool     // its driver handles nothing
+	held     []event  // what the driver will handle
 	free     [2]int64 // with Costs: when its driver's processors become free
 	steps    int      // since its last audit
 }
@@ -184,7 +188,16 @@ func (w *World) Node(i int) *Node { return w.nodes[i] }
 // Digest returns a fingerprint of all events: equal seeds produce equal digests.
 func (w *World) Digest() uint64 { return uint64(w.digest) }
 
-// after calls f after d ns.
+// Events returns the number of events so far.
+func (w *World) Events() uint64 { return w.count }
+
+// Frames returns the number of frames that nodes have sent.
+func (w *World) Frames() uint64 { return w.sent }
+
+// After calls f after d ns.
+func (w *World) After(d int64, f func()) { w.after(d, f) }
+
+// after is After.
 func (w *World) after(d int64, f func()) {
 	w.events.push(w.now + max(d, 0)).run = f
 }
@@ -220,6 +233,7 @@ const auditEvery = 64
 func (w *World) step() error {
 	var e event
 	w.now, e = w.events.pop()
+	w.count++
 	w.happen(&e)
 	if w.observer != nil {
 		if err := w.observer.Failed(); err != nil {
@@ -233,6 +247,16 @@ func (w *World) step() error {
 		}
 	}
 	w.audits = w.audits[:0]
+	return nil
+}
+
+// Settle runs all outstanding events for d ns.
+func (w *World) Settle(d int64) error {
+	for end := w.now + d; w.events.len() > 0 && w.events.next() <= end; {
+		if err := w.step(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -327,7 +351,7 @@ func (n *Node) tick() {
 func (n *Node) transmit(f *wire.Frame) {
 	w := n.world
 	dst := int(f.DstNode)
-	if dst >= len(w.nodes) {
+	if dst >= len(w.nodes) || dst != int(n.id) && (n.cut || w.nodes[dst].cut) {
 		w.pool.Put(f)
 		return
 	}
@@ -354,6 +378,31 @@ func (n *Node) transmit(f *wire.Frame) {
 		}
 	}
 }
+
+// Disturb changes what happens to the frames that the node sends from now on.
+func (n *Node) Disturb(inj link.Injection) { n.link.Inject(inj) }
+
+// Cut makes the node's links lose every frame from now on, or none.
+func (n *Node) Cut(down bool) { n.cut = down }
+
+// Stop stops the node's driver, as SIGSTOP stops pfd, or lets it handle what has come meanwhile.
+func (n *Node) Stop(stop bool) {
+	n.stopped = stop
+	if stop {
+		return
+	}
+	held := n.held
+	n.held = nil
+	for i := range held {
+		*n.world.events.push(n.world.now) = held[i]
+	}
+}
+
+// Processes returns the processes of the node's slots, nil for a free slot.
+func (n *Node) Processes() []*Process { return n.process[:] }
+
+// Cost returns the durations, nil if they are random.
+func (w *World) Cost() *Costs { return w.cfg.Costs }
 
 // arrive makes a frame arrive at a node. order is its number among all frames sent.
 func (w *World) arrive(at int64, node int, f *wire.Frame, order uint64) {

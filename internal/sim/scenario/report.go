@@ -13,7 +13,7 @@ type Report struct {
 	Network    string  `json:"network"`
 	Nodes      int     `json:"nodes"`
 	Content    bool    `json:"content"` // memory had content
-	EndNS      int64   `json:"end_ns"`  // simulated
+	EndNS      int64   `json:"end_ns"`  // simulated: when the last transfer ended
 	Events     uint64  `json:"events"`
 	Frames     uint64  `json:"frames"`
 	Transfers  int     `json:"transfers"`
@@ -75,7 +75,7 @@ type Link struct {
 func (r *run) report() *Report {
 	w := r.world
 	p := &Report{
-		Seed: r.file.Seed, Network: r.file.Topology.Kind, Nodes: len(r.seats), Content: r.content, EndNS: w.Now(),
+		Seed: r.file.Seed, Network: r.file.Topology.Kind, Nodes: len(r.seats), Content: r.content,
 		Events: w.Events(), Frames: w.Frames(), Transfers: len(r.jobs), Digest: fmt.Sprintf("%016x", w.Digest()),
 		Failed: []Count{}, Groups: []Group{}, Counters: []Tally{}, Links: []Link{},
 	}
@@ -89,9 +89,11 @@ func (r *run) report() *Report {
 		if g.Kind = r.file.Workload[j.Group].Kind; j.started > 0 && (g.BeginNS == 0 || j.started < g.BeginNS) {
 			g.BeginNS = j.started
 		}
+		p.EndNS = max(p.EndNS, j.ended)
 		switch {
 		case j.ended < 0:
 			p.Unfinished++
+			p.EndNS = w.Now()
 		case j.status == 0:
 			p.Completed++
 			g.Completed++

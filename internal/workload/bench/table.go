@@ -89,6 +89,12 @@ func (t *Table) cell(row, column string) *Cell {
 	return t.cells[at]
 }
 
+// Add adds a sample to a cell, and its row and column if they are new.
+func (t *Table) Add(row, column string, sample float64) {
+	c := t.cell(row, column)
+	c.Samples = append(c.Samples, sample)
+}
+
 func (t *Table) note(format string, args ...any) {
 	t.Notes = append(t.Notes, fmt.Sprintf(format, args...))
 }

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/internal/outfile"
+	"github.com/exanet/pfd/internal/sim/scenario"
+	"github.com/exanet/pfd/internal/workload/bench"
+)
+
+// mostRuns limits the runs of one command (defined by this project).
+const mostRuns = 1_000_000
+
+// simulation is one of several runs.
+type simulation struct {
+	values []string // of what is varied
+	file   *scenario.File
+	report *scenario.Report
+	err    error
+}
+
+// simMany runs a scenario with each seed and each combination of values, on all processors, and shows a
+// row for each run.
+func (a *app) simMany(ctx context.Context, name string, o *simulate) error {
+	runs, keys, err := simRuns(name, o)
+	if err != nil {
+		return err
+	}
+	next := make(chan *simulation)
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(runs)) {
+		wg.Go(func() {
+			for s := range next {
+				s.report, s.err = scenario.Run(ctx, s.file, scenario.Options{})
+			}
+		})
+	}
+	for i := range runs {
+		next <- &runs[i]
+	}
+	close(next)
+	wg.Wait()
+	failed := 0
+	for i := range runs {
+		switch {
+		case runs[i].report == nil:
+			return runs[i].err
+		case runs[i].err != nil:
+			failed++
+		}
+	}
+	if a.wantJSON() {
+		err = a.printJSON(jsonOfMany(runs, keys))
+	} else {
+		err = a.printMany(runs, keys)
+	}
+	if err == nil && o.plot != "" {
+		err = simPlot(o.plot, runs, keys)
+	}
+	if err == nil && failed > 0 {
+		return fmt.Errorf("scenario %s: %d of %s failed: exanetctl sim shrink finds the smallest part that fails", name, failed, plural(len(runs), "run"))
+	}
+	return err
+}
+
+// simRuns returns all runs, and the keys that vary.
+func simRuns(name string, o *simulate) (runs []simulation, keys []string, err error) {
+	seeds := []string{o.seed}
+	if o.seeds != "" {
+		first, last, ok := strings.Cut(o.seeds, "-")
+		from, err := strconv.ParseUint(first, 10, 63)
+		to, err2 := strconv.ParseUint(last, 10, 63)
+		if err != nil || err2 != nil || !ok || to < from || to-from >= mostRuns {
+			return nil, nil, usagef("--seeds %s: want a range of at most %d seeds, as 1-100", o.seeds, mostRuns)
+		}
+		seeds = nil
+		for s := from; s <= to; s++ {
+			seeds = append(seeds, strconv.FormatUint(s, 10))
+		}
+	}
+	combinations := [][]string{nil}
+	for _, v := range o.vary {
+		key, list, ok := strings.Cut(v, "=")
+		values := strings.Split(list, ",")
+		if !ok || list == "" {
+			return nil, nil, usagef("--vary %s: want KEY=VALUE,VALUE, as driver.policy=p1,pa", v)
+		}
+		keys = append(keys, key)
+		var longer [][]string
+		for _, c := range combinations {
+			for _, value := range values {
+				longer = append(longer, append(c[:len(c):len(c)], value))
+			}
+		}
+		if combinations = longer; len(combinations)*len(seeds) > mostRuns {
+			return nil, nil, usagef("--vary and --seeds ask for more than %d runs", mostRuns)
+		}
+	}
+	for _, c := range combinations {
+		var more []string
+		for i, key := range keys {
+			more = append(more, key+"="+c[i])
+		}
+		for _, seed := range seeds {
+			one := *o
+			one.seed = seed
+			f, err := simFile(name, &one, more...)
+			if err != nil {
+				return nil, nil, err
+			}
+			runs = append(runs, simulation{values: c, file: f})
+		}
+	}
+	return runs, keys, nil
+}
+
+// manyRuns is the JSON of sim run with --seeds or --vary.
+type manyRuns struct {
+	Version int `json:"version"`
+	Runs    []struct {
+		Varied map[string]string `json:"varied"`
+		simulated
+	} `json:"runs"`
+}
+
+func jsonOfMany(runs []simulation, keys []string) (v manyRuns) {
+	v.Version = control.Version
+	for _, r := range runs {
+		varied := map[string]string{}
+		for i, key := range keys {
+			varied[key] = r.values[i]
+		}
+		v.Runs = append(v.Runs, struct {
+			Varied map[string]string `json:"varied"`
+			simulated
+		}{varied, jsonOf(r.report, r.err)})
+	}
+	return v
+}
+
+func (a *app) printMany(runs []simulation, keys []string) error {
+	var head []string
+	for _, key := range keys {
+		head = append(head, strings.ToUpper(key))
+	}
+	t := a.table(append(head, "SEED", "COMPLETED", "FAILED", "TIME us", "FRAMES", "P50 us", "P99 us", "Gb/s", "VIOLATION")...)
+	for _, s := range runs {
+		r, violation := s.report, ""
+		if s.err != nil {
+			violation = s.err.Error()
+		}
+		var row []any
+		for _, v := range s.values {
+			row = append(row, v)
+		}
+		var g scenario.Group
+		if len(r.Groups) > 0 {
+			g = r.Groups[0]
+		}
+		t.add(append(row, r.Seed, r.Completed, r.Transfers-r.Completed, microseconds(r.EndNS), r.Frames, microseconds(g.P50NS), microseconds(g.P99NS),
+			fmt.Sprintf("%.2f", g.Rate()/1e9), violation)...)
+	}
+	return t.flush()
+}
+
+func microseconds(ns int64) string { return strconv.FormatFloat(float64(ns)/1e3, 'f', 1, 64) }
+
+// simPlot draws the median time of the first workload's transfers over the first key's values, with a
+// line for each combination of the others, and the interval of the seeds.
+func simPlot(file string, runs []simulation, keys []string) error {
+	t := bench.Table{Title: "median time of a transfer", Unit: "us", RowName: keys[0]}
+	for _, s := range runs {
+		var parts []string
+		for i, v := range s.values[1:] {
+			parts = append(parts, keys[i+1]+" "+v)
+		}
+		if len(s.report.Groups) > 0 {
+			t.Add(s.values[0], strings.Join(parts, ", "), float64(s.report.Groups[0].P50NS)/1e3)
+		}
+	}
+	text := t.SVG()
+	if text == "" {
+		return usagef("--plot: there is nothing to draw: the first --vary is the axis, and wants three or more numbers")
+	}
+	f, err := outfile.Open(file, outfile.Options{Mode: 0o644})
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}

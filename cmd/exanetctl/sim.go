@@ -54,7 +54,7 @@ scenario and seed have the same result, to the byte.`,
 		Example: `  exanetctl sim run incast-16
   exanetctl sim run one-hop --timeline 0
   exanetctl sim run my.toml --seeds 1-100 --set driver.policy=p1
-  exanetctl sim run one-hop --vary workload.0.absent=0.05,0.2,0.5,1 --vary driver.policy=p1,pa --plot out.svg`,
+  exanetctl sim run one-hop --vary workload.0.absent=0.1,0.5,1 --plot out.svg`,
 		Args: wantArgs(1, 1),
 		RunE: func(c *cobra.Command, args []string) error { return a.simRun(c.Context(), args[0], &o) },
 	}

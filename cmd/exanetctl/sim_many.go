@@ -187,7 +187,7 @@ func simPlot(file string, runs []simulation, keys []string) error {
 	}
 	text := t.SVG()
 	if text == "" {
-		return usagef("--plot: there is nothing to draw: the first --vary is the axis, and wants three or more numbers")
+		return usagef("--plot: there is nothing to draw: two runs or more are drawn, and at most 40 bars where the first --vary has no numbers")
 	}
 	f, err := outfile.Open(file, outfile.Options{Mode: 0o644})
 	if err != nil {

@@ -422,10 +422,12 @@ func (r *run) play(ctx context.Context) error {
 		return ctx.Err()
 	case errors.Is(err, sim.ErrStuck):
 		return r.late()
+	case r.err != nil:
+		return r.err
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrViolation, err)
 	}
-	if err := r.world.Settle(settle); err != nil {
+	if err := r.world.Settle(settle); err != nil && r.err == nil {
 		return fmt.Errorf("%w: %w", ErrViolation, err)
 	}
 	return r.judge()

@@ -157,7 +157,7 @@ func TestExitCodes(t *testing.T) {
 		{"", exitOK, ""},
 		{"node show 9 --socket " + d.socket, exitFailed, "no node 9"},
 		{"nonsense", exitUsage, "nonsense"},
-		{"s", exitUsage, "ambiguous: smmu, status"},
+		{"s", exitUsage, "ambiguous: sim, smmu, status"},
 		{"help nonsense", exitUsage, "nonsense"},
 		{"help domain nonsense", exitUsage, "nonsense"},
 		{"completion nonsense", exitUsage, "nonsense"},

@@ -20,7 +20,7 @@ const mostRuns = 1_000_000
 
 // simulation is one of several runs.
 type simulation struct {
-	values []string // of what is varied
+	values []string // of the keys that vary
 	file   *scenario.File
 	report *scenario.Report
 	err    error

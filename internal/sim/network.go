@@ -38,7 +38,7 @@ type output struct {
 	onwardVC int8
 }
 
-// LinkUse is what a link of a topology has carried.
+// LinkUse counts the frames that a link of a topology has carried.
 type LinkUse struct {
 	Frames, Bytes uint64
 	Busy          int64 // ns

@@ -47,8 +47,8 @@ func (n *Node) Attach(uid uint32, base device.VA, pages int) (*Process, error) {
 	return p, err
 }
 
-// AttachEmpty is Attach for a process whose memory has no content, so that thousands of nodes fit. What is
-// read from it begins with its Mark, and what is written is lost.
+// AttachEmpty is Attach for a process whose memory has no content, so that thousands of nodes fit. Data
+// that is read from it begins with its Mark, and data that is written to it is lost.
 func (n *Node) AttachEmpty(uid uint32, base device.VA, pages int) (*Process, error) {
 	d, err := n.Domains.Create(domain.Request{UID: uid, AcceptGroup: true})
 	if err != nil {

@@ -185,7 +185,7 @@ func (e *expansion) add(group int, w *Workload) {
 	}
 }
 
-// injection is a kind of what goes wrong.
+// injection is a kind of Inject.
 type injection struct {
 	text    string
 	frames  bool // it happens to frames, with a probability

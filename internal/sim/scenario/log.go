@@ -10,7 +10,7 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// EventKind is what an event of a transfer is.
+// EventKind is the kind of an event.
 type EventKind uint8
 
 // The events of a transfer.

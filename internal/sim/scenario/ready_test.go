@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"bytes"
+	"encoding"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -109,6 +110,34 @@ func TestSet(t *testing.T) {
 	if _, err := Set([]byte("["), "a", "b"); !errors.Is(err, ErrFile) {
 		t.Error(err)
 	}
+}
+
+// No text of a value makes it crash, and each that is accepted is written in a form that is read alike.
+func FuzzUnits(f *testing.F) {
+	for _, s := range []string{"150ns", "-1s", "64KiB", "10Gb/s", "0.5Mb/s", "0-3,8", "all", "4-1", "99999999999999999999"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		var d Duration
+		var size Size
+		var r Rate
+		var n Nodes
+		for _, v := range []interface {
+			encoding.TextUnmarshaler
+			encoding.TextMarshaler
+		}{&d, &size, &r, &n} {
+			if v.UnmarshalText([]byte(s)) != nil {
+				continue
+			}
+			out, err := v.MarshalText()
+			if err == nil {
+				err = v.UnmarshalText(out)
+			}
+			if err != nil {
+				t.Fatalf("%q is written as %q: %v", s, out, err)
+			}
+		}
+	})
 }
 
 // No text makes Parse crash, and what it accepts it can write and read again.

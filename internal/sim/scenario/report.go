@@ -60,7 +60,7 @@ func (g *Group) Rate() float64 {
 	return float64(g.Bytes) * 8e9 / float64(g.EndNS-g.BeginNS)
 }
 
-// Link is what one link of a topology has carried.
+// Link counts the frames that one link of a topology has carried.
 type Link struct {
 	From      int    `json:"from"`
 	To        int    `json:"to"`

@@ -23,8 +23,8 @@ var ErrViolation = errors.New("violation")
 
 // Limits and addresses of a run (defined by this project).
 const (
-	// With more nodes or bytes than these, memory has no content: what is read is marked with its
-	// place, and the marks and the places of all that is written are checked.
+	// With more nodes or bytes than these, memory has no content: data that is read is marked with
+	// its place, and the marks and the places of all written data are checked.
 	contentNodes = 64
 	contentBytes = 256 << 20
 
@@ -187,7 +187,7 @@ func (r *run) build(transfers []Transfer) (err error) {
 	return nil
 }
 
-// place gives each transfer its own memory at both ends.
+// place assigns each transfer its own memory at both ends.
 func (r *run) place(nodes int, transfers []Transfer) {
 	for i := range nodes {
 		s := &seat{node: i}
@@ -314,7 +314,7 @@ func (s *seat) regionAt(va device.VA) *job {
 	return nil
 }
 
-// inject schedules what goes wrong.
+// inject schedules an injection.
 func (r *run) inject(in *Inject) {
 	nodes := in.Nodes
 	if nodes == nil {

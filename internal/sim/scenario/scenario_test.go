@@ -50,7 +50,7 @@ func TestWorkloads(t *testing.T) {
 	}
 }
 
-// What is injected is overcome, or ends the transfers that it concerns and no others.
+// Injections are overcome, or end the transfers that they concern and no others.
 func TestInjections(t *testing.T) {
 	for what, kind := range injections {
 		in := fmt.Sprintf(`what = %q`, what)
@@ -104,7 +104,7 @@ inject = [{ what = "lose-data", probability = 0.05 }]`)
 	}
 }
 
-// A file that cannot be names the line, and what is allowed.
+// The error of a wrong file names the line and the allowed values.
 func TestBadFiles(t *testing.T) {
 	const good = "workload = [{ kind = \"write\", from = 0, to = 1, size = \"4KiB\" }]\n"
 	for _, c := range []struct{ text, want string }{

@@ -99,8 +99,8 @@ func (n *Nodes) UnmarshalText(text []byte) error {
 		if err == nil && ranged {
 			last, err = strconv.Atoi(b)
 		}
-		if err != nil || first < 0 || last < first || last >= topology.MaxNodes {
-			return fmt.Errorf("%q names no nodes: want numbers below %d and ranges, as \"0-3,8\", or \"all\"", text, topology.MaxNodes)
+		if err != nil || first < 0 || last < first || last >= topology.MaxNodes || len(*n)+last-first >= topology.MaxNodes {
+			return fmt.Errorf("%.40q names no nodes: want up to %[2]d numbers below %[2]d and ranges, as \"0-3,8\", or \"all\"", text, topology.MaxNodes)
 		}
 		for i := first; i <= last; i++ {
 			*n = append(*n, i)

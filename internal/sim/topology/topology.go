@@ -2,6 +2,8 @@
 //
 // The networks are those of the papers (001 §2.2.1): QFDBs of four nodes, blades of four QFDBs, and tori
 // of QFDBs. A node of each QFDB, its network node, has the links to other QFDBs.
+//
+// docs/papers.md lists the papers that comments cite by number.
 package topology
 
 import "fmt"

@@ -177,7 +177,8 @@ enum { EXANET_RIGHT_READ = 1, EXANET_RIGHT_WRITE = 2, EXANET_RIGHT_ATOMIC = 4, E
  * the end of the attachment. It matters for domains that this process does not admit (EXANET_ACCEPT_GROUP,
  * accept): they reach exactly the memory of its windows. Windows that overlap or touch add up. A transfer
  * without the right for its whole memory here, and for its completion words, fails with status 5; blocks of it
- * that lie in a window may be written. -EDQUOT: there are 64 windows. */
+ * that lie in a window may be written. Memory that is mapped there later is open, too: close the window before
+ * its memory is freed. -EDQUOT: there are 64 windows, or this user's processes admit too many PDIDs by name. */
 int exanet_window(exanet *, const void *address, size_t, uint16_t peer, int rights);
 /* Withdraws a window, given as it was opened. When it returns 0 nothing that only this window admitted accesses
  * the memory any more. -ENOENT: there is no such window. */

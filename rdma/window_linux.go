@@ -34,7 +34,8 @@ type Window struct {
 // domains that this process has not admitted (Options.AcceptGroup, Options.Accept): they reach
 // exactly the memory of its windows, with their rights. Windows that overlap or touch add up. A
 // transfer needs the right for its whole memory here and for its completion words. A transfer
-// without it fails, and matches ErrDomain there; blocks of it that lie in a window may be written.
+// without it fails, and matches ErrDomain there; blocks of it that lie in a window may be written. Memory
+// that is mapped at the address later is open, too: close the window before its memory is freed.
 //
 // A domain has 64 windows. Errors match ErrRequest, ErrGone or ErrClosed; pfd's refusal is an
 // *attach.RefusedError: with code attach.CodeLimit for one window too many.

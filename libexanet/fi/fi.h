@@ -77,7 +77,7 @@ struct attachment {
 	unsigned nrequests;
 	struct link transfers;		/* RMA operations */
 	struct link unused;		/* operations for the next calls */
-	int64_t busy;			/* when progress last found something, ns */
+	int64_t spun, polled;		/* since when a program has called for nothing, and when it last did, ns */
 	uint64_t key;			/* of the last memory region: atomic */
 };
 
@@ -374,8 +374,10 @@ int waiter_control(struct waiter *, int command, void *arg);
 /* wait_for calls done, with the lock, until it returns another value than -FI_EAGAIN, or the timeout has
  * passed. It makes progress before each call. */
 ssize_t wait_for(struct attachment *, struct waiter *, int timeout, ssize_t (*done)(void *), void *arg);
-/* progress_data advances messages and transfers; a thread that found nothing for long offers its processor. */
-void progress_data(struct attachment *);
+/* progress_data advances messages and transfers, and reports whether it did anything. Locked. */
+bool progress_data(struct attachment *);
+/* progress_offer is called by a thread that has found nothing. If the program has called again and again for
+ * nothing, the thread sleeps for a short time, or until something comes: pfd and the peer may need its processor. */
 void progress_offer(struct attachment *);
 int64_t clock_now(void);
 /* trywait is fi_trywait: has reports whether an object has something to be read. */

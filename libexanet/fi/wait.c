@@ -9,7 +9,9 @@
 
 #include "fi.h"
 
-enum { SPIN = 20000, MS = 1000000, CONTROL = 100 };	/* ns; ns; ms: the longest sleep while a request may time out */
+/* ns: how long a thread spins, calls that are farther apart are no spinning, the sleep of one that spins, a
+ * millisecond. ms: the longest sleep while a request may time out. Defined by this provider. */
+enum { SPIN = 2000, APART = 10000, REST = 200000, MS = 1000000, CONTROL = 100 };
 
 int64_t clock_now(void)
 {
@@ -114,22 +116,37 @@ int waiter_control(struct waiter *w, int command, void *arg)
 	return -FI_ENOSYS;
 }
 
-void progress_data(struct attachment *a)
+bool progress_data(struct attachment *a)
 {
 	bool did = rma_progress(a);
 	for (struct link *l = a->connected.next, *next; l != &a->connected; l = next) {
 		next = l->next;
 		did |= message_progress(element(l, struct endpoint, link));
 	}
-	if (did)
-		a->busy = clock_now();
+	return did;
+}
+
+/* rearm makes progress after which a sleep misses nothing, and reports whether it did anything. Locked. */
+static bool rearm(struct attachment *a)
+{
+	if (!a->gone && exanet_stream_arm(a->exanet) == -ENOTCONN)
+		a->gone = true;
+	const bool did = progress_control(a);
+	return progress_data(a) || did;
 }
 
 void progress_offer(struct attachment *a)
 {
-	/* pfd and the peer may need this processor. */
-	if (clock_now() - __atomic_load_n(&a->busy, __ATOMIC_RELAXED) > SPIN)
-		sched_yield();
+	const int64_t at = clock_now();
+	struct pollfd p = { .events = POLLIN };
+	pthread_mutex_lock(&a->lock);
+	if (at - a->polled > APART)
+		a->spun = at;	/* the program does something else, too */
+	a->polled = at;
+	const bool sleeps = at - a->spun >= SPIN && !a->gone && (p.fd = exanet_stream_fd(a->exanet)) >= 0 && !rearm(a);
+	pthread_mutex_unlock(&a->lock);
+	if (sleeps)
+		ppoll(&p, 1, &(struct timespec){ .tv_nsec = REST }, NULL);
 }
 
 /* ready reports whether an object has something to be read: 1, 0, or -FI_EINVAL. */
@@ -150,14 +167,6 @@ static int ready(struct fid *fid)
 	return -FI_EINVAL;
 }
 
-/* rearm makes progress after which a sleep on a waiter misses nothing. Locked. */
-static void rearm(struct attachment *a)
-{
-	if (!a->gone && exanet_stream_arm(a->exanet) == -ENOTCONN)
-		a->gone = true;
-	progress_control(a);
-	progress_data(a);
-}
 
 ssize_t wait_for(struct attachment *a, struct waiter *w, int timeout, ssize_t (*done)(void *), void *arg)
 {

@@ -122,7 +122,8 @@ completion: build
 	bin/exanetctl completion zsh >bin/completion/_exanetctl
 	bin/exanetctl completion fish >bin/completion/exanetctl.fish
 
-# Debian packages into bin: exanet, and libexanet1 and libexanet-dev where there is a C compiler.
+# Debian packages into bin: exanet, and libexanet1 and libexanet-dev where there is a C compiler,
+# and libexanet-fi where there are libfabric's headers.
 # nfpm is pinned in contrib/scripts/tools.mod.
 deb: build man completion
 	sh contrib/scripts/deb.sh

@@ -59,3 +59,8 @@ strip --strip-unneeded "$STAGE/c/libexanet.so.1"
 strip --strip-debug --enable-deterministic-archives "$STAGE/c/libexanet.a"
 package contrib/nfpm-lib.yaml
 package contrib/nfpm-dev.yaml
+sh contrib/scripts/fi.sh "$STAGE/c"
+[ -e "$STAGE/c/libexanet-fi.so" ] || exit 0
+strip --strip-unneeded "$STAGE/c/libexanet-fi.so"
+gzip -9n <libexanet/fi/fi_exanet.7 >"$STAGE/fi_exanet.7.gz"
+package contrib/nfpm-fi.yaml

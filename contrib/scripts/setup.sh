@@ -99,6 +99,7 @@ if [ -n "${1:-}" ]; then
 	command -v ucx_perftest >/dev/null 2>&1 || need="$need ucx-utils"
 	command -v fi_pingpong >/dev/null 2>&1 || need="$need libfabric-bin"
 	command -v stress-ng >/dev/null 2>&1 || need="$need stress-ng"
+	[ -z "${CI:-}" ] || command -v qemu-aarch64 >/dev/null 2>&1 || need="$need qemu-user"
 	[ -e /usr/include/rdma/providers/fi_prov.h ] || need="$need libfabric-dev"
 	command -v mpirun >/dev/null 2>&1 || need="$need openmpi-bin"
 	command -v mpicc >/dev/null 2>&1 || need="$need libopenmpi-dev"

@@ -47,7 +47,7 @@ seeds:
 
 # Mutants of the firmware: each must be noticed; the mean number of seeds is told.
 mutants:
-	PFD_MUTANTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -v -run 'TestMutants$$' ./internal/sim
+	PFD_MUTANTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -v -run 'TestMutants$$' ./internal/sim/...
 
 # Every system call that pfd makes fails once in turn, with each error that matters.
 faultpoints:

@@ -3,27 +3,18 @@ package sim
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/exanet/pfd/internal/mutants"
 )
-
-// mutant is a possible bug of the firmware or the engine: pieces of source that are replaced in
-// a test-only build. In the new text M stands for "this mutant is on".
-type mutant struct {
-	name  string
-	edits []edit
-}
-
-type edit struct{ file, old, new string }
 
 const (
 	fwFile    = "soc/r5/firmware.go"
@@ -43,89 +34,89 @@ const (
 	regsFile  = "soc/registers.go"
 )
 
-var mutants = []mutant{
-	{"sequence check of an acknowledgement skipped", []edit{
-		{fwFile, "t.node != src || t.seq != a.Sequence ||", "t.node != src || !M && t.seq != a.Sequence ||"}}},
-	{"id freed at a NACK", []edit{
-		{fwFile, "	case device.CodeSlaveError:\n		fw.pause(now, t)", "	case device.CodeSlaveError:\n		if M {\n			fw.free.put(t.id)\n		}\n		fw.pause(now, t)"}}},
-	{"no guard", []edit{
-		{fwFile, "	fw.enlist(t, listGuard+t.guardStep, now)", "	if !M {\n		fw.enlist(t, listGuard+t.guardStep, now)\n	}"}}},
-	{"segmentation off by one", []edit{
-		{cutFile, "	n := uint32(device.BlockSize - at)", "	n := uint32(device.BlockSize - at)\n	if M {\n		n++\n	}"}}},
-	{"completion one acknowledgement early", []edit{
-		{fwFile, "	if x.acked == x.blocks && (", "	if (x.acked == x.blocks || M && x.acked+1 == x.blocks) && ("}}},
-	{"FIFO popped on half a read", []edit{
-		{fifoFile, "		f.seen |= 1 << uint(word)\n", "		f.seen |= 1 << uint(word)\n		if M && word == 1 {\n			f.head = (f.head + 1) % device.FIFODepth\n			f.level--\n			f.seen = 0\n		}\n"}}},
-	{"RAPF accepted from another domain", []edit{
-		{fwFile, "m.PDID != m.Claimed || !fromTarget && !fromSource {", "!M && (m.PDID != m.Claimed || !fromTarget && !fromSource) {"}}},
-	{"stale packet accepted after the ACK", []edit{
-		{recvFile, "	if r.known && r.newest.Newer(f.Seq) {", "	if r.known && r.newest.Newer(f.Seq) && !(M && r.ctx == nil) {"},
-		{recvFile, "		if r.answered {\n			e.cfg.Counts[device.PktStale]++", "		if r.answered && !M {\n			e.cfg.Counts[device.PktStale]++"}}},
-	{"low class starved", []edit{
-		{runFile, "(chosen == classes || fw.run.passed[c] >= passes)", "(chosen == classes || !M && fw.run.passed[c] >= passes)"}}},
-	{"read request lost at a full queue", []edit{
-		{askFile, "	default:\n		fw.answer(&r.from, device.CodeNoContext, 0)", "	default:\n		if M {\n			return\n		}\n		fw.answer(&r.from, device.CodeNoContext, 0)"}}},
-	{"a peer takes the read channels kept for others", []edit{
-		{readFile, "	return free > len(d.peers)+1 || d.mayHave(", "	return free > len(d.peers)+1 || M && free > 0 || d.mayHave("}}},
-	{"retransmission while the old one is sent", []edit{
-		{runFile, "	if fw.cfg.Options.NoRetransmissionBit {", "	if M || fw.cfg.Options.NoRetransmissionBit {"},
-		{fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"},
-		{fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {"}}},
-	{"time-out list out of order", []edit{
-		{stateFile, "	fw.timers[list].push(fw.timed[:], t.id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[t.id] = links{-1, l.head}\n		fw.timed[l.head].prev = t.id\n		l.head = t.id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], t.id)\n"}}},
-	{"a transfer announced twice starts twice", []edit{
-		{fwFile, "	if x.live {\n		if d.Abort", "	if x.live && (!M || d.Abort) {\n		if d.Abort"},
-		{fwFile, "	if d.Done != device.DoneInitialized {", "	if !M && d.Done != device.DoneInitialized {"}}},
-	{"completion words with the last block whatever is missing", []edit{
-		{runFile, "x.issued == x.desc.Size && x.acked == x.blocks-1", "x.issued == x.desc.Size && (M || x.acked == x.blocks-1)"}}},
+var all = []mutants.Mutant{
+	mutants.Of("sequence check of an acknowledgement skipped",
+		mutants.In(fwFile, "t.node != src || t.seq != a.Sequence ||", "t.node != src || !M && t.seq != a.Sequence ||")),
+	mutants.Of("id freed at a NACK",
+		mutants.In(fwFile, "	case device.CodeSlaveError:\n		fw.pause(now, t)", "	case device.CodeSlaveError:\n		if M {\n			fw.free.put(t.id)\n		}\n		fw.pause(now, t)")),
+	mutants.Of("no guard",
+		mutants.In(fwFile, "	fw.enlist(t, listGuard+t.guardStep, now)", "	if !M {\n		fw.enlist(t, listGuard+t.guardStep, now)\n	}")),
+	mutants.Of("segmentation off by one",
+		mutants.In(cutFile, "	n := uint32(device.BlockSize - at)", "	n := uint32(device.BlockSize - at)\n	if M {\n		n++\n	}")),
+	mutants.Of("completion one acknowledgement early",
+		mutants.In(fwFile, "	if x.acked == x.blocks && (", "	if (x.acked == x.blocks || M && x.acked+1 == x.blocks) && (")),
+	mutants.Of("FIFO popped on half a read",
+		mutants.In(fifoFile, "		f.seen |= 1 << uint(word)\n", "		f.seen |= 1 << uint(word)\n		if M && word == 1 {\n			f.head = (f.head + 1) % device.FIFODepth\n			f.level--\n			f.seen = 0\n		}\n")),
+	mutants.Of("RAPF accepted from another domain",
+		mutants.In(fwFile, "m.PDID != m.Claimed || !fromTarget && !fromSource {", "!M && (m.PDID != m.Claimed || !fromTarget && !fromSource) {")),
+	mutants.Of("stale packet accepted after the ACK",
+		mutants.In(recvFile, "	if r.known && r.newest.Newer(f.Seq) {", "	if r.known && r.newest.Newer(f.Seq) && !(M && r.ctx == nil) {"),
+		mutants.In(recvFile, "		if r.answered {\n			e.cfg.Counts[device.PktStale]++", "		if r.answered && !M {\n			e.cfg.Counts[device.PktStale]++")),
+	mutants.Of("low class starved",
+		mutants.In(runFile, "(chosen == classes || fw.run.passed[c] >= passes)", "(chosen == classes || !M && fw.run.passed[c] >= passes)")),
+	mutants.Of("read request lost at a full queue",
+		mutants.In(askFile, "	default:\n		fw.answer(&r.from, device.CodeNoContext, 0)", "	default:\n		if M {\n			return\n		}\n		fw.answer(&r.from, device.CodeNoContext, 0)")),
+	mutants.Of("a peer takes the read channels kept for others",
+		mutants.In(readFile, "	return free > len(d.peers)+1 || d.mayHave(", "	return free > len(d.peers)+1 || M && free > 0 || d.mayHave(")),
+	mutants.Of("retransmission while the old one is sent",
+		mutants.In(runFile, "	if fw.cfg.Options.NoRetransmissionBit {", "	if M || fw.cfg.Options.NoRetransmissionBit {"),
+		mutants.In(fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"),
+		mutants.In(fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {")),
+	mutants.Of("time-out list out of order",
+		mutants.In(stateFile, "	fw.timers[list].push(fw.timed[:], t.id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[t.id] = links{-1, l.head}\n		fw.timed[l.head].prev = t.id\n		l.head = t.id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], t.id)\n")),
+	mutants.Of("a transfer announced twice starts twice",
+		mutants.In(fwFile, "	if x.live {\n		if d.Abort", "	if x.live && (!M || d.Abort) {\n		if d.Abort"),
+		mutants.In(fwFile, "	if d.Done != device.DoneInitialized {", "	if !M && d.Done != device.DoneInitialized {")),
+	mutants.Of("completion words with the last block whatever is missing",
+		mutants.In(runFile, "x.issued == x.desc.Size && x.acked == x.blocks-1", "x.issued == x.desc.Size && (M || x.acked == x.blocks-1)")),
 	// As in 001 §3.2.6.
-	{"completion words at the last acknowledgement but one", []edit{
-		{runFile, "!x.wordsOut && x.acked == x.blocks\n", "!x.wordsOut && (x.acked == x.blocks || M && x.acked+1 == x.blocks)\n"}}},
-	{"sequence numbers start anew with each use of an id", []edit{
-		{runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].At(int(id)).last = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq"}}},
+	mutants.Of("completion words at the last acknowledgement but one",
+		mutants.In(runFile, "!x.wordsOut && x.acked == x.blocks\n", "!x.wordsOut && (x.acked == x.blocks || M && x.acked+1 == x.blocks)\n")),
+	mutants.Of("sequence numbers start anew with each use of an id",
+		mutants.In(runFile, "	t.seq = fw.nextSequence(t.node, id)\n	t.first = t.seq", "	t.seq = fw.nextSequence(t.node, id)\n	if M {\n		t.seq = 1\n		fw.seq[t.node].At(int(id)).last = 1\n		fw.drawn[id] = 1\n	}\n	t.first = t.seq")),
 	// With a target that does not remember served reads: one that does hardly ever serves a
 	// read twice, and no old data could arrive.
-	{"data of a read let in after its end", []edit{
-		{askFile, "|| slices.Contains(q.served, r)", "|| !M && slices.Contains(q.served, r)"},
-		{openFile, "	return false, later\n", "	if M {\n		return true, false\n	}\n	return false, later\n"},
-		{openFile, "	e.nack(c, device.CodeDomain)\n	return false\n", "	if M {\n		return true\n	}\n	e.nack(c, device.CodeDomain)\n	return false\n"}}},
-	{"an acknowledged block written again", []edit{
-		{recvFile, "	if r.acked {\n", "	if r.acked && !M {\n"}}},
-	{"RAPF of a former sequence number obeyed", []edit{
-		{fwFile, "	if t.state == stateFree || t.seq != m.Sequence {", "	if t.state == stateFree || !M && t.seq != m.Sequence {"}}},
-	{"one block more in flight than OUTSTANDING", []edit{
-		{runFile, "x.failing || x.inflight >= fw.window(x) {", "x.failing || x.inflight >= fw.window(x) && !(M && x.inflight == fw.window(x)) {"}}},
-	{"a block acknowledged while it is being written", []edit{
-		{accFile, "c.nacked || c.writing > 0 ||", "c.nacked || !M && c.writing > 0 ||"}}},
-	{"the generation of a domain not compared", []edit{
-		{baseFile, "d.PDID == pdid && d.Generation == g {\n			return i", "d.PDID == pdid && (M || d.Generation == g) {\n			return i"}}},
-	{"contexts outlive their domain", []edit{
-		{dmaFile, "	e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n", "	if !M {\n		e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n	}\n"}}},
-	{"contexts outlive the right of their sender", []edit{
-		{dmaFile, "!e.stillAdmits(c) })", "!M && !e.stillAdmits(c) })"}}},
-	{"packets of a newer number counted in the context of an older one", []edit{
-		{recvFile, "	if c == nil || c.header.Seq != f.Seq {", "	if c == nil || !M && c.header.Seq != f.Seq {"},
-		{recvFile, "		if c.writing > 0 && !newUse {", "		if c.writing > 0 && (M || !newUse) {"}}},
-	{"a new life does not wait for writes of the former one", []edit{
-		{recvFile, "(h.ID == f.ID || h.Epoch != f.Epoch)", "(h.ID == f.ID || h.Epoch != f.Epoch) && !M"}}},
-	{"a receiver that knows lives by the order of their epochs", []edit{
-		{recvFile, "	case s.link != 0 && f.Epoch == s.epoch:\n", "	case M && s.link != 0 && s.epoch-f.Epoch < 1<<31 && f.Epoch != s.epoch:\n		return nil\n	case s.link != 0 && f.Epoch == s.epoch:\n"}}},
-	{"the FIFO's check for doubles outlives a node's life", []edit{
-		{recvFile, "	e.cfg.RX.Forget(f.SrcNode)\n", "	if !M {\n		e.cfg.RX.Forget(f.SrcNode)\n	}\n"}}},
-	{"pieces of a read's last block dropped after a fault of its words", []edit{
-		{openFile, "			o.closing &^= 1 << uint(i)\n		}\n	}\n}", "			if !M {\n				o.closing &^= 1 << uint(i)\n			}\n		}\n	}\n}"}}},
-	{"reads that were served stay known to the slot's next domain", []edit{
-		{dmaFile, "	e.reads[slot] = openReads{}\n", "	if M {\n		e.reads[slot].used = 0\n	} else {\n		e.reads[slot] = openReads{}\n	}\n"}}},
-	{"a slot's next domain does not wait for accesses of the former one", []edit{
-		{endFile, "device.TLBSTATUS))&1 == 0 {", "device.TLBSTATUS))&1 == 0 || M {"}}},
-	{"completion words not checked against a memory window", []edit{
-		{dmaFile, "(words == nil || w.Admits(", "(words == nil || M || w.Admits("}}},
-	{"reads not checked against a memory window", []edit{
-		{readFile, "fw.cfg.Windows[slot].Admits(", "M || fw.cfg.Windows[slot].Admits("}}},
-	{"a withdrawal answered while blocks are being written", []edit{
-		{closeFile, "device.WinBusy == 0 {", "device.WinBusy == 0 || M {"}}},
-	{"memory windows outlive their domain's generation", []edit{
-		{regsFile, "		n.windows.Clear(i)\n", "		if !M {\n			n.windows.Clear(i)\n		}\n"}}},
+	mutants.Of("data of a read let in after its end",
+		mutants.In(askFile, "|| slices.Contains(q.served, r)", "|| !M && slices.Contains(q.served, r)"),
+		mutants.In(openFile, "	return false, later\n", "	if M {\n		return true, false\n	}\n	return false, later\n"),
+		mutants.In(openFile, "	e.nack(c, device.CodeDomain)\n	return false\n", "	if M {\n		return true\n	}\n	e.nack(c, device.CodeDomain)\n	return false\n")),
+	mutants.Of("an acknowledged block written again",
+		mutants.In(recvFile, "	if r.acked {\n", "	if r.acked && !M {\n")),
+	mutants.Of("RAPF of a former sequence number obeyed",
+		mutants.In(fwFile, "	if t.state == stateFree || t.seq != m.Sequence {", "	if t.state == stateFree || !M && t.seq != m.Sequence {")),
+	mutants.Of("one block more in flight than OUTSTANDING",
+		mutants.In(runFile, "x.failing || x.inflight >= fw.window(x) {", "x.failing || x.inflight >= fw.window(x) && !(M && x.inflight == fw.window(x)) {")),
+	mutants.Of("a block acknowledged while it is being written",
+		mutants.In(accFile, "c.nacked || c.writing > 0 ||", "c.nacked || !M && c.writing > 0 ||")),
+	mutants.Of("the generation of a domain not compared",
+		mutants.In(baseFile, "d.PDID == pdid && d.Generation == g {\n			return i", "d.PDID == pdid && (M || d.Generation == g) {\n			return i")),
+	mutants.Of("contexts outlive their domain",
+		mutants.In(dmaFile, "	e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n", "	if !M {\n		e.endContexts(func(c *context) bool { return int(c.slot) == slot })\n	}\n")),
+	mutants.Of("contexts outlive the right of their sender",
+		mutants.In(dmaFile, "!e.stillAdmits(c) })", "!M && !e.stillAdmits(c) })")),
+	mutants.Of("packets of a newer number counted in the context of an older one",
+		mutants.In(recvFile, "	if c == nil || c.header.Seq != f.Seq {", "	if c == nil || !M && c.header.Seq != f.Seq {"),
+		mutants.In(recvFile, "		if c.writing > 0 && !newUse {", "		if c.writing > 0 && (M || !newUse) {")),
+	mutants.Of("a new life does not wait for writes of the former one",
+		mutants.In(recvFile, "(h.ID == f.ID || h.Epoch != f.Epoch)", "(h.ID == f.ID || h.Epoch != f.Epoch) && !M")),
+	mutants.Of("a receiver that knows lives by the order of their epochs",
+		mutants.In(recvFile, "	case s.link != 0 && f.Epoch == s.epoch:\n", "	case M && s.link != 0 && s.epoch-f.Epoch < 1<<31 && f.Epoch != s.epoch:\n		return nil\n	case s.link != 0 && f.Epoch == s.epoch:\n")),
+	mutants.Of("the FIFO's check for doubles outlives a node's life",
+		mutants.In(recvFile, "	e.cfg.RX.Forget(f.SrcNode)\n", "	if !M {\n		e.cfg.RX.Forget(f.SrcNode)\n	}\n")),
+	mutants.Of("pieces of a read's last block dropped after a fault of its words",
+		mutants.In(openFile, "			o.closing &^= 1 << uint(i)\n		}\n	}\n}", "			if !M {\n				o.closing &^= 1 << uint(i)\n			}\n		}\n	}\n}")),
+	mutants.Of("reads that were served stay known to the slot's next domain",
+		mutants.In(dmaFile, "	e.reads[slot] = openReads{}\n", "	if M {\n		e.reads[slot].used = 0\n	} else {\n		e.reads[slot] = openReads{}\n	}\n")),
+	mutants.Of("a slot's next domain does not wait for accesses of the former one",
+		mutants.In(endFile, "device.TLBSTATUS))&1 == 0 {", "device.TLBSTATUS))&1 == 0 || M {")),
+	mutants.Of("completion words not checked against a memory window",
+		mutants.In(dmaFile, "(words == nil || w.Admits(", "(words == nil || M || w.Admits(")),
+	mutants.Of("reads not checked against a memory window",
+		mutants.In(readFile, "fw.cfg.Windows[slot].Admits(", "M || fw.cfg.Windows[slot].Admits(")),
+	mutants.Of("a withdrawal answered while blocks are being written",
+		mutants.In(closeFile, "device.WinBusy == 0 {", "device.WinBusy == 0 || M {")),
+	mutants.Of("memory windows outlive their domain's generation",
+		mutants.In(regsFile, "		n.windows.Clear(i)\n", "		if !M {\n			n.windows.Clear(i)\n		}\n")),
 }
 
 // mutantStarts and mutantMost limit the search for a mutant: mutantMost scenarios from each
@@ -144,7 +135,7 @@ func TestMutants(t *testing.T) {
 	if k, err := strconv.Atoi(os.Getenv("PFD_MUTANT")); err == nil && k > 0 {
 		t.Skip("this is the program with the mutants")
 	}
-	program := buildMutants(t)
+	program := mutants.Build(t, "../..", all)
 	bothWays(t, func(t *testing.T, queues bool) { testMutants(t, program, queues) })
 }
 
@@ -154,111 +145,39 @@ func testMutants(t *testing.T, program string, queues bool) {
 		what  string
 		err   error
 	}
-	all := make([][]found, len(mutants))
+	results := make([][]found, len(all))
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	for k := range all {
-		all[k] = make([]found, len(mutantStarts))
+	for k := range results {
+		results[k] = make([]found, len(mutantStarts))
 	}
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for {
 				n := int(next.Add(1)) - 1
-				if n >= len(mutants)*len(mutantStarts) {
+				if n >= len(all)*len(mutantStarts) {
 					return
 				}
 				k, i := n/len(mutantStarts), n%len(mutantStarts)
-				h := &all[k][i]
+				h := &results[k][i]
 				h.seeds, h.what, h.err = hunt(t.Context(), program, queues, k+1, mutantStarts[i])
 			}
 		})
 	}
 	wg.Wait()
-	for k, m := range mutants {
+	for k, m := range all {
 		sum := uint64(0)
-		for i, h := range all[k] {
+		for i, h := range results[k] {
 			switch {
 			case h.err != nil:
-				t.Errorf("%s, from seed %d on: %v", m.name, mutantStarts[i], h.err)
+				t.Errorf("%s, from seed %d on: %v", m.Name, mutantStarts[i], h.err)
 			case h.what == "":
-				t.Errorf("%s: not noticed in %d seeds from %d on", m.name, h.seeds, mutantStarts[i])
+				t.Errorf("%s: not noticed in %d seeds from %d on", m.Name, h.seeds, mutantStarts[i])
 			}
 			sum += h.seeds
 		}
-		t.Logf("%-55s %6.1f seeds (%s)", m.name, float64(sum)/float64(len(mutantStarts)), all[k][0].what)
+		t.Logf("%-55s %6.1f seeds (%s)", m.Name, float64(sum)/float64(len(mutantStarts)), results[k][0].what)
 	}
-}
-
-// buildMutants builds the test program with all edits and returns its path.
-func buildMutants(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	texts := map[string]string{}
-	for k, m := range mutants {
-		for _, e := range m.edits {
-			text, ok := texts[e.file]
-			if !ok {
-				b, err := os.ReadFile(filepath.Join(root, e.file))
-				if err != nil {
-					t.Fatal(err)
-				}
-				text = string(b)
-			}
-			if strings.Count(text, e.old) != 1 {
-				t.Fatalf("mutant %q: %s contains its text %d times: update the mutant\n%s", m.name, e.file, strings.Count(text, e.old), e.old)
-			}
-			on := fmt.Sprintf("device.Mutant == %d", k+1)
-			// An edit may apply to another edit's text; M is replaced only as a separate word.
-			text = strings.Replace(text, e.old, word1(e.new, "("+on+")"), 1)
-			texts[e.file] = text
-		}
-	}
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	write := func(file, text string) {
-		path := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		overlay.Replace[filepath.Join(root, file)] = path
-	}
-	for file, text := range texts {
-		write(file, text)
-	}
-	write("device/mutant.go", "package device\n\nimport (\n\t\"os\"\n\t\"strconv\"\n)\n\n// Mutant is the mutant that is on.\nvar Mutant = func() int {\n\tn, _ := strconv.Atoi(os.Getenv(\"PFD_MUTANT\"))\n\treturn n\n}()\n")
-	b, err := json.Marshal(overlay)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(dir, "mutants.test")
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", path, "-o", program, ".")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go test -c: %v\n%s", err, out)
-	}
-	return program
-}
-
-// word1 replaces the word M.
-func word1(s, by string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		letter := func(j int) bool {
-			return j >= 0 && j < len(s) && (s[j] == '_' || s[j] == '.' || s[j]|0x20 >= 'a' && s[j]|0x20 <= 'z')
-		}
-		if s[i] == 'M' && !letter(i-1) && !letter(i+1) {
-			b.WriteString(by)
-			continue
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }
 
 // hunt returns the number of seeds until mutant k is detected, and how; "": not detected.

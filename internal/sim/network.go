@@ -1,6 +1,9 @@
 package sim
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/exanet/pfd/internal/sim/topology"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -137,6 +140,31 @@ func (n *network) try(link int) {
 		}
 		return
 	}
+}
+
+// audit checks the queues: none has more frames than its depth, and if nothing is on its way all are empty.
+func (n *network) audit(quiet bool) error {
+	for i := range n.outputs {
+		o := &n.outputs[i]
+		for vc := range o.queues {
+			queued := len(o.queues[vc]) + o.coming[vc]
+			if queued > queueDepth || o.Link.Highest > queueDepth || o.coming[vc] < 0 || quiet && (o.busy || queued+len(o.own[vc])+len(o.blocked[vc]) > 0) {
+				return fmt.Errorf("%w: link %d to %d has %d frames queued and %d to come, and %d wait", errNetwork, n.Network.Links[i].From, n.Network.Links[i].To,
+					len(o.queues[vc]), o.coming[vc], len(o.own[vc]))
+			}
+		}
+	}
+	return nil
+}
+
+var errNetwork = errors.New("the network's audit")
+
+// Audit checks the network of a topology. quiet: nothing should be on its way.
+func (w *World) Audit(quiet bool) error {
+	if w.net == nil {
+		return nil
+	}
+	return w.net.audit(quiet)
 }
 
 // wait makes output other try again when a queue of o has room.

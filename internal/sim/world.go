@@ -232,7 +232,10 @@ const auditEvery = 64
 
 func (w *World) step() error {
 	var e event
-	w.now, e = w.events.pop()
+	at := w.now
+	if w.now, e = w.events.pop(); w.now < at {
+		return fmt.Errorf("seed %d: time went back from %d to %d ns", w.cfg.Seed, at, w.now)
+	}
 	w.count++
 	w.happen(&e)
 	if w.observer != nil {

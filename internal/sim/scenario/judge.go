@@ -73,7 +73,11 @@ func (s *seat) wordsAt(va device.VA) *job {
 func (r *run) ended(j *job) {
 	if j.status != 0 {
 		if j.doomed == "" && !j.src.dead && !j.dst.dead {
-			r.wrong("%s failed with status %d, although nothing was injected that explains it", j.name(), j.status)
+			why := ""
+			if j.status == device.StatusLimit {
+				why = ": a time-out that is shorter than frames wait in the network ends transfers, too"
+			}
+			r.wrong("%s failed with status %d, although nothing was injected that explains it%s", j.name(), j.status, why)
 		}
 		return
 	}
@@ -100,6 +104,9 @@ func (r *run) judge() error {
 		if j := &r.jobs[i]; j.status == 0 {
 			r.same(j)
 		}
+	}
+	if err := r.world.Audit(true); err != nil {
+		r.wrong("%v", err)
 	}
 	for _, s := range r.seats {
 		if !bytes.Equal(s.outside(), s.before) {

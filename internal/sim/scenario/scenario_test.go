@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -145,8 +147,8 @@ func TestBadFiles(t *testing.T) {
 // A file's text is read as the same file, for many random files; each runs.
 func TestRandomFiles(t *testing.T) {
 	n := 60
-	if testing.Short() {
-		n = 10
+	if v, err := strconv.Atoi(os.Getenv("PFD_SCENARIOS")); err == nil {
+		n = v
 	}
 	for seed := range n {
 		f := random(rand.New(rand.NewPCG(uint64(seed), 9)))
@@ -176,7 +178,7 @@ func random(rng *rand.Rand) *File {
 	f.Topology = []Topology{{Kind: "full", Nodes: 4 + pick(5)}, {Kind: "qfdb"}, {Kind: "blade", Rate: 10e9, Hop: 500}, {Kind: "torus", Size: []int{1 + pick(3), 1 + pick(2), 1}}}[pick(4)]
 	f.Driver.Policy = []string{"p1", "p4", "pa", "adaptive"}[pick(4)]
 	f.Firmware = Firmware{
-		Timeout: Duration(500_000 + pick(5)*1_000_000), Guard: Duration(2_000_000 + pick(9)*1_000_000), Outstanding: 1 + pick(8),
+		Timeout: Duration(20_000_000 + pick(9)*1_000_000), Guard: Duration(20_000_000 + pick(9)*1_000_000), Outstanding: 1 + pick(8),
 		IDs: []int{0, 0, 4}[pick(3)], FIFO: []int{0, 0, 2}[pick(3)], Contexts: []int{0, 0, 3}[pick(3)],
 	}
 	for range 1 + pick(3) {

@@ -132,8 +132,8 @@ func (c *Conn) read(b []byte) (int, error) {
 	return 0, io.EOF // the peer has shut down
 }
 
-// Write sends b. It returns when the bytes are copied, into memory that is kept until the peer has
-// consumed them, and waits while there is no room: some 1 MiB.
+// Write sends b. It returns when all bytes are copied, into memory from which they are sent. It
+// waits while that memory or the peer's ring, 1 MiB and 2 MiB, has no room.
 func (c *Conn) Write(b []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()

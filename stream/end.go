@@ -60,7 +60,7 @@ type end struct {
 	accepted bool
 	remote   remoteEnd
 	self     remoteEnd
-	copy     []byte // of the bytes in the peer's ring
+	copy     []byte // of the bytes that are being sent
 
 	s sender
 	r receiver
@@ -75,6 +75,7 @@ type end struct {
 	lost           bool  // it never said so
 	peerDoubtful   bool
 	deaf           bool   // a credit has failed
+	polled         bool   // since the last visit
 	seen           int64  // a sign of life of the peer
 	beats          uint64 // the last beat
 	vanished       error  // a write failed because the peer has ended
@@ -88,7 +89,7 @@ func (e *end) dialing() bool { return e.peerID == 0 }
 // opened takes the peer's memory: from now on bytes may be sent.
 func (e *end) opened(now int64, id uint32, r remoteEnd) {
 	e.peerID, e.remote, e.seen = id, r, now
-	e.s.window = min(uint64(r.size), uint64(len(e.copy)))
+	e.s.window, e.s.keeps = uint64(r.size), uint64(len(e.copy))
 	e.asked, e.askDue = 0, 0
 }
 
@@ -153,6 +154,7 @@ func (e *end) gone(now int64, err error) {
 
 // poll takes all that has arrived and ended, and does what is due.
 func (e *end) poll(now int64) {
+	e.polled = true
 	if e.dialing() {
 		if e.ask(now); e.err == nil {
 			return
@@ -164,6 +166,15 @@ func (e *end) poll(now int64) {
 		e.tell(now)
 	}
 	e.finish(now)
+}
+
+// idle reports whether poll would do nothing: nothing has arrived, is in flight or is due.
+func (e *end) idle(now int64) bool {
+	if e.dialing() || e.flying() || now >= e.deadline() {
+		return false
+	}
+	first, last, beat := e.out.credits(e)
+	return beat == e.beats && decodeCredit(first, last) == e.s.credit && e.r.empty(e.out.slot(e, int(e.r.next%slots)))
 }
 
 // settle takes the ends of this end's writes.

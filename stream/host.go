@@ -133,6 +133,16 @@ func (h *host) poll(now int64, e *end) {
 	h.due = min(h.due, e.deadline())
 }
 
+// visit polls an end unless it is idle and nobody has polled it since. It reports whether it did.
+func (h *host) visit(now int64, e *end) bool {
+	if !e.polled && e.idle(now) {
+		return false
+	}
+	h.poll(now, e)
+	e.polled = false
+	return true
+}
+
 // connection takes a message of kind 13.
 func (h *host) connection(now int64, from source, words []uint64) {
 	m, err := decodeMessage(words)

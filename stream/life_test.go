@@ -185,12 +185,12 @@ func TestDialTimes(t *testing.T) {
 // The rules by which bytes and slots are used again.
 func TestSenderRoom(t *testing.T) {
 	full := func() *sender {
-		s := &sender{window: minRing}
+		s := &sender{window: minRing, keeps: minRing}
 		for range 4 {
 			s.append(0, minRing/4, 0)
 		}
 		for n := range s.next {
-			s.spans[n].flying = true
+			s.spans[n].flying, s.spans[n].due = true, never
 		}
 		return s
 	}
@@ -221,6 +221,26 @@ func TestSenderRoom(t *testing.T) {
 			t.Errorf("%s: room for %d, want %d", name, got, c.want)
 		}
 	}
+	// A copy smaller than the ring is used again when its writes have ended; a span that went by a
+	// message stays until a credit covers it.
+	small := full()
+	small.window = 4 * minRing
+	if n := small.room(minRing); n != 0 {
+		t.Errorf("nothing of the copy is free, room for %d", n)
+	}
+	small.settle(landed(2))
+	if n := small.room(minRing); n != minRing/4 {
+		t.Errorf("half of the copy is free, room for %d", n)
+	}
+	small.settle(landed(4))
+	small.spans[0].due = 1
+	if n := small.room(minRing); n != 0 {
+		t.Errorf("the first span is not in the ring, room for %d", n)
+	}
+	small.credited(credit{bytes: minRing / 4, spans: 1})
+	if n := small.room(minRing); n != minRing/4 {
+		t.Errorf("a credit covers the first span, room for %d", n)
+	}
 	for name, c := range map[string]credit{
 		"more bytes than were sent": {bytes: minRing + 1}, "more spans": {spans: 5}, "no bytes could be so many": {bytes: 1 << 63},
 	} {
@@ -232,7 +252,7 @@ func TestSenderRoom(t *testing.T) {
 	if !s.credited(credit{bytes: 5, reset: true}) || s.room(1) != 0 || s.credited(credit{bytes: 4, reset: true}) || s.credited(credit{bytes: 5}) {
 		t.Error("a credit goes back")
 	}
-	s = &sender{window: minRing}
+	s = &sender{window: minRing, keeps: minRing}
 	for s.room(1) > 0 {
 		s.append(0, 1, 0)
 	}

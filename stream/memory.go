@@ -10,7 +10,9 @@ import (
 
 // Sizes of an endpoint's memory for streams. Values below are defined by this project.
 const (
-	ringSize  = 1 << 20 // of each end, and of its copy of the peer's
+	ringSize  = 2 << 20
+	copySize  = 1 << 20 // of bytes to be sent
+	endSize   = ringSize + copySize
 	wordsStep = (wordsSize + 8 + 63) &^ 63
 	ownBeatAt = wordsSize // the source of writes of words alone
 	maxEnds   = 4096
@@ -56,13 +58,13 @@ func (m *memories) get() (a area, err error) {
 		}
 	}
 	if len(m.rings) == 0 {
-		slab, err := m.ep.Alloc(slabEnds * 2 * ringSize)
+		slab, err := m.ep.Alloc(slabEnds * endSize)
 		if err != nil {
 			return a, err
 		}
 		m.slabs = append(m.slabs, slab)
 		for i := slabEnds - 1; i >= 0; i-- {
-			m.rings = append(m.rings, rings{slab: slab, at: i * 2 * ringSize})
+			m.rings = append(m.rings, rings{slab: slab, at: i * endSize})
 		}
 	}
 	switch n := len(m.places); {
@@ -100,7 +102,7 @@ func (m *memories) put(a area, retired bool) {
 func discard(stale []rings) (again []rings) {
 	for _, r := range stale {
 		// It fails where pages cannot be taken out of their file: they stay.
-		_ = r.slab.Discard(r.at, 2*ringSize)
+		_ = r.slab.Discard(r.at, endSize)
 		if !r.retired {
 			again = append(again, r)
 		}
@@ -120,7 +122,7 @@ func (m *memories) free() {
 }
 
 func (a *area) ring() []byte { return a.slab.Bytes()[a.at:][:ringSize] }
-func (a *area) copy() []byte { return a.slab.Bytes()[a.at+ringSize:][:ringSize] }
+func (a *area) copy() []byte { return a.slab.Bytes()[a.at+ringSize:][:copySize] }
 
 // pair loads two words that the device writes, the last first: it is written last.
 func (a *area) pair(at int) (first, last uint64) {

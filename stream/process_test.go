@@ -261,7 +261,7 @@ func TestPeerIsStopped(t *testing.T) {
 	if _, err := c.Write([]byte(echoes[:1])); err != nil {
 		t.Fatal(err)
 	}
-	want := make([]byte, 1<<20+300_000)
+	want := make([]byte, 2<<20+300_000)
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range want {
 		want[i] = byte(r.Uint32())

@@ -53,8 +53,8 @@ func (r *receiver) take(first, last uint64) (bool, error) {
 			return false, err
 		}
 		copy(r.ring[(r.taken-uint64(m.length))%uint64(len(r.ring)):], m.data[:m.length])
-	case s.number == 0, (s.number-want)%slots == 0 && (s.number-want)&numberMask > numberMask/2:
-		return false, nil // never written, or by an earlier span
+	case stale(s.number, want):
+		return false, nil
 	default:
 		return false, errSpan
 	}
@@ -62,6 +62,17 @@ func (r *receiver) take(first, last uint64) (bool, error) {
 		r.early[i].length = 0
 	}
 	return true, nil
+}
+
+// stale reports whether a slot was never written, or by a span before the one with number want.
+func stale(number, want uint32) bool {
+	return number == 0 || (number-want)%slots == 0 && (number-want)&numberMask > numberMask/2
+}
+
+// empty reports whether take would find no span.
+func (r *receiver) empty(first, last uint64) bool {
+	i := r.next % slots
+	return r.stop || stale(decodeSlot(first, last).number, uint32(r.next+1)&numberMask) && (r.early == nil || r.early[i].length == 0)
 }
 
 // accept checks a span and counts it.

@@ -22,11 +22,12 @@ type span struct {
 	due    int64 // when it is written into its slot; never: it is
 }
 
-// sender is the sending direction of an end. Bytes wait in a copy of the peer's ring until they
-// may be overwritten: when the receiver has consumed them, and no write of them is in flight,
-// which could still read them, and write them once more.
+// sender is the sending direction of an end. A part of the peer's ring may be overwritten when the
+// receiver has consumed it and no write to it is in flight, which could still write it once more.
+// Bytes stay in a copy until their write has ended.
 type sender struct {
-	window  uint64 // bytes: of the peer's ring or of the copy, a power of two
+	window  uint64 // bytes of the peer's ring, a power of two
+	keeps   uint64 // bytes of the copy, a power of two
 	sent    uint64 // bytes of all spans so far
 	next    uint64 // the next span's number
 	oldest  uint64 // the first span in flight
@@ -37,7 +38,18 @@ type sender struct {
 	due     int64  // the first of the spans'
 }
 
-// base returns the first byte of the copy that may not be overwritten yet.
+// kept returns the first byte of the copy that may not be overwritten yet: of a span that is being
+// written, or will be unless a credit covers it.
+func (s *sender) kept() uint64 {
+	for n := s.oldest; n != s.next; n++ {
+		if p := &s.spans[n%slots]; p.flying || p.due != never && n >= s.credit.spans {
+			return p.offset
+		}
+	}
+	return s.sent
+}
+
+// base returns the first byte of the peer's ring that may not be overwritten yet.
 func (s *sender) base() uint64 {
 	if s.oldest == s.next {
 		return s.sent
@@ -55,9 +67,10 @@ func (s *sender) room(want int) int {
 	if s.window == 0 || s.stopped || s.fin || s.next-s.oldest >= slots-1 || want <= 0 {
 		return 0
 	}
-	free := s.window - min(s.sent-s.base(), s.window)
-	n := min(uint64(want), s.window/4, free, s.window-s.sent%s.window)
-	if n == free && n < uint64(want) && n < s.window/8 {
+	free := min(s.window-min(s.sent-s.base(), s.window), s.keeps-(s.sent-s.kept()))
+	least := min(s.window, s.keeps)
+	n := min(uint64(want), least/4, free, least-s.sent%least)
+	if n == free && n < uint64(want) && n < least/8 {
 		return 0 // many small spans would use up the slots
 	}
 	return int(n)

@@ -331,7 +331,7 @@ func (s *simHost) step() {
 		return
 	}
 	for _, e := range sorted(s.h) {
-		s.h.poll(s.w.now, e)
+		s.h.visit(s.w.now, e)
 	}
 	next := s.h.watch(s.w.now)
 	for _, e := range sorted(s.h) {

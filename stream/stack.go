@@ -121,8 +121,9 @@ func (s *stack) step() (next int64) {
 	now := s.now()
 	next = now + int64(time.Hour)
 	for _, e := range s.h.ends {
-		s.h.poll(now, e)
-		connOf(e).signal()
+		if s.h.visit(now, e) {
+			connOf(e).signal()
+		}
 		next = min(next, e.deadline())
 	}
 	next = min(next, s.h.watch(now))

@@ -266,7 +266,7 @@ func TestRingsLeaveNothing(t *testing.T) {
 	}
 	t.Cleanup(stop)
 	words := make([]uint64, 8)
-	leak.Rounds(t, 20, func(int) {
+	leak.Rounds(t, 50, func(int) {
 		e, err := rdma.Attach(t.Context(), rdma.Options{Socket: socket})
 		if err != nil {
 			t.Fatal(err)

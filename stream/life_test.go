@@ -117,15 +117,15 @@ func TestStoppedTogether(t *testing.T) {
 		}
 		w.hosts[0].step()
 		w.until(func() bool { return len(w.hosts[1].queue) == 101 })
-		w.pass(time.Minute)
-		for range 3 {
+		w.pass(2 * time.Second)
+		for range 2 {
 			stop(w, true)
-			w.pass(10 * time.Minute)
+			w.pass(70 * time.Second)
 			stop(w, false)
 			for _, s := range w.hosts {
 				s.step()
 			}
-			w.pass(2 * time.Minute)
+			w.pass(5 * time.Second)
 		}
 		if n := len(w.hosts[0].h.ends); a.err != nil || b.err != nil || n != 101 || w.bad != "" {
 			t.Errorf("%s: %v, %v; %d of 101 connections; %s", name, a.err, b.err, n, w.bad)

@@ -185,7 +185,7 @@ func streamWords(t *testing.T, b streamers) {
 // Bytes go between programs in C, and between one in C and one in Go, within a node and between two.
 func exchangeStreams(t *testing.T, b streamers) {
 	bin, socket := b.streams, start(t).Socket()
-	sizes := [][2]int{{1, 400}, {48, 20_000}, {49, 30_000}, {4096, 500_000}, {65536, 3 << 20}, {5 << 20, 20 << 20}}
+	sizes := [][2]int{{1, 400}, {48, 20_000}, {49, 30_000}, {4096, 500_000}, {65536, 3 << 20}, {5 << 20, 8 << 20}}
 	for _, node := range []string{"0", "1"} {
 		s := startServer(t, bin, socket, node)
 		e, other := attachGo(t, socket, 0), attachGo(t, socket, device.NodeID(node[0]-'0'))

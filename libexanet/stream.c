@@ -414,7 +414,8 @@ int exanet_stream_arm(exanet *e)
 	if (s->fd < 0) {
 		error = fail(EINVAL, "call exanet_stream_fd first");
 	} else {
-		drain_eventfd(s->fd_event);
+		if (!s->armed)	/* else nothing was written to it */
+			drain_eventfd(s->fd_event);
 		s->armed = true;
 		error = exanet_arm(e, s->fd_ring);
 	}

@@ -384,6 +384,11 @@ func streamsOfStoppedPFD(t *testing.T, b streamers) {
 	if said := streams(t, b.ends, socket, "0", "hold", s.addr, fmt.Sprint(pfd.Pid)); said != "" {
 		t.Error(said)
 	}
+	for _, addr := range []string{s.addr, "-"} {
+		if said := streams(t, b.ends, socket, "0", "leave", addr, fmt.Sprint(pfd.Pid)); said != "" {
+			t.Errorf("leaving %s: %s", addr, said)
+		}
+	}
 }
 
 // pfd is killed.

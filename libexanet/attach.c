@@ -447,6 +447,12 @@ struct buffer buffer_at(exanet *e, const void *address, bool drop)
 	return found;
 }
 
+void unmap_shared(const exanet *e, void *address, size_t size)
+{
+	if (!e->accessed)
+		munmap(address, size);
+}
+
 /* release frees the parts of an attachment that no other process has, and the attachment itself. */
 static void release(exanet *e)
 {
@@ -507,6 +513,7 @@ int exanet_close(exanet *e)
 		}
 		/* pfd has ended, and its device; a reset: it had unread messages */
 		confirmed = confirmed || n == 0 || (n < 0 && errno == ECONNRESET);
+		e->accessed = !confirmed;
 	}
 	if (e->stop >= 0) {
 		const uint64_t one = 1;
@@ -534,7 +541,7 @@ int exanet_close(exanet *e)
 	keeper_end(e->keeper);
 	bool attached = e->info.pdid;
 	if (e->words)
-		munmap(e->words, 4096);
+		unmap_shared(e, e->words, 4096);
 	if (sleeps)	/* in a page that never arrives: keep what the thread uses when it wakes */
 		goto out;
 	if (e->pages)

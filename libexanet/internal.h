@@ -110,6 +110,7 @@ struct exanet {
 	uint64_t dropped;	/* messages without room or of a reserved kind */
 	pthread_mutex_t sending;	/* guards left, and the packetizer channel of messages; taken before lock */
 	struct exanet_message left;	/* number, node, kind's index (count) of a message that pfd may not have read */
+	bool accessed;		/* pfd has not confirmed the end */
 	struct rings *rings;	/* NULL: there was none yet */
 	pthread_mutex_t streaming;	/* guards streams while they are made; taken before all others */
 	struct streams *streams;	/* NULL: none yet */
@@ -223,6 +224,9 @@ ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int
  * is for the descriptor of RINGED, NULL for another answer. bounds is a question of a range. */
 int question(exanet *, unsigned char *m, size_t size, int fd, int second, int *got);
 int bounds(exanet *, int type, void *address, size_t size, int fd);
+/* unmap_shared unmaps memory of the library when the attachment ends. If pfd has not confirmed the end, the memory
+ * stays: something may be written into it, and the munmap would wait for pfd, which may be stopped. */
+void unmap_shared(const exanet *, void *address, size_t size);
 /* make_shared makes new memory and shares it, if pfd shares any with this process. */
 int make_shared(exanet *, size_t size, void **made);
 

@@ -54,7 +54,7 @@ void free_rings(exanet *e)
 	for (int i = 0; i < RINGS; i++)
 		if (e->rings->list[i].fd >= 0)
 			close(e->rings->list[i].fd);
-	munmap(e->rings->arms, RINGS * sizeof *e->rings->arms);
+	unmap_shared(e, e->rings->arms, RINGS * sizeof *e->rings->arms);
 	free(e->rings);
 	e->rings = NULL;
 }

@@ -258,7 +258,7 @@ void discard(struct streams *s)
 void free_memory(struct streams *s)
 {
 	if (s->words)
-		munmap(s->words, ((size_t)ENDS * WORDS_STEP + 4095) & ~(size_t)4095);
+		unmap_shared(s->e, s->words, ((size_t)ENDS * WORDS_STEP + 4095) & ~(size_t)4095);
 	for (unsigned i = 0; i < s->nslabs; i++)
-		munmap(s->slabs[i], (size_t)SLAB_ENDS * 2 * END_RING);
+		unmap_shared(s->e, s->slabs[i], (size_t)SLAB_ENDS * 2 * END_RING);
 }

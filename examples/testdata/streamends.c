@@ -150,6 +150,22 @@ static int hold(const char *address, pid_t pfd)
 	return exanet_stream_close(x) ? failed("close") : 0;
 }
 
+/* leave ends its attachment while pfd is stopped: with a stream, and once with a ring alone. */
+static int leave(const char *address, pid_t pfd)
+{
+	int fd;
+	if (*address == '-' && exanet_ring(e, NULL, 0, &fd))
+		return failed("ring");
+	if (*address != '-')
+		connected(address, "e");
+	stopped(pfd);
+	const int n = exanet_close(e);
+	if (n != -ETIMEDOUT)
+		printf("%d: %s\n", n, exanet_error());
+	kill(pfd, SIGCONT);
+	_exit(0);
+}
+
 /* last sends bytes, closes, and ends at once. */
 static int last(const char *address, size_t size)
 {
@@ -348,6 +364,8 @@ int main(int argc, char **argv)
 		status = stop(address, atoi(argv[5]));
 	else if (!strcmp(command, "hold") && argc > 5)
 		status = hold(address, atoi(argv[5]));
+	else if (!strcmp(command, "leave") && argc > 5)
+		status = leave(address, atoi(argv[5]));
 	else if (!strcmp(command, "last") && argc > 5)
 		status = last(address, atol(argv[5]));
 	else if (!strcmp(command, "churn") && argc > 5)

@@ -76,6 +76,8 @@ type facts struct {
 
 	FoliosShared, FoliosPrivate folios.Setting
 
+	Provider string // file of the libfabric provider; "" if there is none
+
 	Socket     string // control socket
 	Daemon     error  // why pfd does not answer
 	DaemonText string // description of pfd if it answers
@@ -113,7 +115,16 @@ func (f facts) judge() []check {
 	}
 	checks = append(checks, f.userfaultfd(), f.bpf(), f.vfio(), f.uio(), f.memlock())
 	checks = append(checks, f.folios()...)
-	return append(checks, f.daemon())
+	return append(checks, f.libfabric(), f.daemon())
+}
+
+func (f facts) libfabric() check {
+	c := check{Name: "libfabric", Verdict: verdictOK, Found: f.Provider, Need: "MPI programs over pfd (docs/mpi.md)"}
+	if f.Provider == "" {
+		c.Verdict, c.Found = verdictLater, "no "+providerFile
+		c.Remedy = "install the package libexanet-fi (make deb), or name the directory of " + providerFile + " (make c) in FI_PROVIDER_PATH; then fi_info -p exanet lists the provider"
+	}
+	return c
 }
 
 func (f facts) kernel() check {

@@ -27,6 +27,9 @@ const (
 	ioctlProcmapQuery = 3<<30 | 104<<16 | 'f'<<8 | 17
 )
 
+// providerFile is the libfabric provider (libexanet/fi).
+const providerFile = "libexanet-fi.so"
+
 // gather collects the facts. It reads files below root and tries system calls on this
 // process.
 func gather(root, socket string) facts {
@@ -44,6 +47,11 @@ func gather(root, socket string) facts {
 		Uffd:         probeUserfaultfd(unix.O_CLOEXEC | unix.O_NONBLOCK | uffdUserModeOnly),
 	}
 	f.readFiles(root)
+	for _, dir := range filepath.SplitList(os.Getenv("FI_PROVIDER_PATH")) {
+		if _, err := os.Stat(filepath.Join(dir, providerFile)); err == nil {
+			f.Provider = filepath.Join(dir, providerFile)
+		}
+	}
 	f.lookAtNodes()
 	f.UffdProtects = uffd.Protects()
 	f.UffdFull = probeUserfaultfd(unix.O_CLOEXEC|unix.O_NONBLOCK) == nil || unix.Access(filepath.Join(root, "dev/userfaultfd"), unix.R_OK|unix.W_OK) == nil
@@ -108,6 +116,13 @@ func (f *facts) readFiles(root string) {
 	f.IOMMUGroups = count("sys/kernel/iommu_groups")
 	f.UIO = count("sys/class/uio")
 	f.FoliosShared, f.FoliosPrivate = folios.Read(root)
+	// Where libfabric looks: below its own library's directory.
+	for _, lib := range []string{"usr/lib/*", "usr/lib64", "usr/local/lib"} {
+		if found, _ := filepath.Glob(filepath.Join(root, lib, "libfabric", providerFile)); len(found) > 0 {
+			f.Provider = "/" + strings.TrimPrefix(strings.TrimPrefix(found[0], root), "/")
+			break
+		}
+	}
 }
 
 // kernelVersion returns 6, 18 for "6.18.44-x".

@@ -19,6 +19,7 @@ func well() facts {
 		Kernel: [2]int{6, 12}, Release: "6.12.1", Caps: ^uint64(0), Yama: 1, UffdFull: true, UffdProtects: true,
 		BTF: true, BPFFS: true, VFIO: true, IOMMUFD: true, IOMMUGroups: 3, UIO: 5, Memlock: ^uint64(0),
 		FoliosShared: folios.Setting{Known: true, Sizes: "64 KiB"}, FoliosPrivate: folios.Setting{Known: true, Sizes: "64 KiB"}, DaemonText: "pfd 1 on /run/s, ready",
+		Provider: "/usr/lib/x86_64-linux-gnu/libfabric/libexanet-fi.so",
 	}
 }
 
@@ -75,6 +76,7 @@ func TestJudge(t *testing.T) {
 		{"folios of 2 MiB only", "folios-any", verdictChoice, "12.7x", func(f *facts) { f.FoliosPrivate = folios.Setting{Known: true, Huge: true} }},
 		{"folios of 2 MiB, too", "folios", verdictOK, "", func(f *facts) { f.FoliosShared.Huge = true }},
 		{"an old kernel has no folios", "folios", verdictLater, "6.11", func(f *facts) { f.FoliosShared = folios.Setting{} }},
+		{"no provider", "libfabric", verdictLater, "libexanet-fi", func(f *facts) { f.Provider = "" }},
 		{"no daemon", "daemon", verdictWarning, "pfd --nodes 2 --socket PATH", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "" }},
 		{"no daemon on a socket", "daemon", verdictWarning, "pfd --nodes 2 --socket /run/x", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "/run/x" }},
 	} {
@@ -102,18 +104,19 @@ func TestJudge(t *testing.T) {
 func TestReadFiles(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{
-		"proc/sys/kernel/osrelease":                 "6.1.0-18-amd64\n",
-		"proc/sys/kernel/yama/ptrace_scope":         "2\n",
-		"proc/sys/kernel/unprivileged_bpf_disabled": "2\n",
-		"proc/self/status":                          "Name:\tx\nCapPrm:\tffffffffffffffff\nCapEff:\t0000000000080000\n",
-		"proc/self/mounts":                          "proc /proc proc rw 0 0\nbpf /sys/fs/bpf bpf rw 0 0\n",
-		"sys/kernel/security/lockdown":              "none [integrity] confidentiality\n",
-		"sys/kernel/btf/vmlinux":                    "",
-		"sys/kernel/iommu_groups/0/x":               "",
-		"sys/kernel/iommu_groups/1/x":               "",
-		"sys/class/uio/uio0":                        "",
-		"dev/vfio/vfio":                             "",
-		"dev/iommu":                                 "",
+		"proc/sys/kernel/osrelease":                           "6.1.0-18-amd64\n",
+		"proc/sys/kernel/yama/ptrace_scope":                   "2\n",
+		"proc/sys/kernel/unprivileged_bpf_disabled":           "2\n",
+		"proc/self/status":                                    "Name:\tx\nCapPrm:\tffffffffffffffff\nCapEff:\t0000000000080000\n",
+		"proc/self/mounts":                                    "proc /proc proc rw 0 0\nbpf /sys/fs/bpf bpf rw 0 0\n",
+		"sys/kernel/security/lockdown":                        "none [integrity] confidentiality\n",
+		"sys/kernel/btf/vmlinux":                              "",
+		"sys/kernel/iommu_groups/0/x":                         "",
+		"sys/kernel/iommu_groups/1/x":                         "",
+		"sys/class/uio/uio0":                                  "",
+		"dev/vfio/vfio":                                       "",
+		"usr/lib/riscv64-linux-gnu/libfabric/libexanet-fi.so": "",
+		"dev/iommu":                                           "",
 		"sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled": "always inherit within_size [advise] never\n",
 	} {
 		path := filepath.Join(root, name)
@@ -130,6 +133,7 @@ func TestReadFiles(t *testing.T) {
 		Kernel: [2]int{6, 1}, Release: "6.1.0-18-amd64", Caps: 1 << capSysPtrace, Yama: 2, BTF: true, BPFDisabled: "2", BPFFS: true,
 		Lockdown: "integrity", VFIO: true, IOMMUFD: true, IOMMUGroups: 2, UIO: 1,
 		FoliosShared: folios.Setting{Known: true, Sizes: "64 KiB"},
+		Provider:     "/usr/lib/riscv64-linux-gnu/libfabric/libexanet-fi.so",
 	}
 	if f != want {
 		t.Errorf("got  %+v\nwant %+v", f, want)
@@ -161,7 +165,7 @@ func TestDoctorHere(t *testing.T) {
 	if _, out, errs := ctl("doctor", "-o", "csv", "--socket", filepath.Join(t.TempDir(), "none")); strings.Contains(out, "remedy ") || !strings.Contains(errs, "remedy daemon: ") {
 		t.Errorf("CSV: remedies are no rows: %q, %q", out, errs)
 	}
-	if r.Version != 1 || len(r.Checks) != 19 {
+	if r.Version != 1 || len(r.Checks) != 20 {
 		t.Errorf("version %d, %d checks", r.Version, len(r.Checks))
 	}
 	failed := false

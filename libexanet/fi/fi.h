@@ -33,7 +33,6 @@ enum {
 	CM_DATA = 56,		/* bytes of a program's data in a request, an answer or a rejection */
 	OPERATIONS = 1024,	/* that an endpoint has in flight each way, if a program does not ask for fewer */
 	SHARED = 65536,		/* buffers that a shared receive context may have */
-	COMPLETIONS = 65536,	/* that a completion queue may have */
 	ENDPOINTS = 255,	/* ports of a process; an address has 8 bits for them */
 	BACKLOG = 1024,		/* requests that a process keeps before they are accepted */
 };
@@ -380,7 +379,6 @@ bool progress_data(struct attachment *);
  * nothing, the thread sleeps for a short time, or until something comes: pfd and the peer may need its processor. */
 void progress_offer(struct attachment *);
 int64_t clock_now(void);
-/* trywait is fi_trywait: has reports whether an object has something to be read. */
 int fabric_trywait(struct fid_fabric *, struct fid **, int count);
 
 /* The errno of libfabric for a result of libexanet, negative as its functions return it, or the status of a

@@ -71,15 +71,23 @@ func output(t *testing.T, c *exec.Cmd) string {
 	return string(out)
 }
 
-// provider builds libexanet and the provider in a directory, with flags for the compiler.
+// built has the directories of provider by their flags; tests do not run in parallel.
+var built = map[string]string{}
+
+// provider builds libexanet and the provider in a directory, with flags for the compiler, once.
 func provider(t *testing.T, flags ...string) string {
 	t.Helper()
-	dir := t.TempDir()
+	key := strings.Join(flags, " ")
+	if dir := built[key]; dir != "" {
+		return dir
+	}
+	dir := filepath.Join(bin, fmt.Sprint("provider", len(built)))
 	for _, script := range []string{"libexanet.sh", "fi.sh"} {
 		c := exec.CommandContext(t.Context(), "sh", filepath.Join("..", "..", "contrib", "scripts", script), dir)
-		c.Env = append(os.Environ(), "CFLAGS="+strings.Join(flags, " "))
+		c.Env = append(os.Environ(), "CFLAGS="+key)
 		output(t, c)
 	}
+	built[key] = dir
 	return dir
 }
 

@@ -89,7 +89,7 @@ int exanet_accept(exanet_listener *l, exanet_stream **out, int timeout)
 	const bool is = until(&(struct wait){ s, &l->w, NULL, acceptable, l }, timeout);
 	*out = (exanet_stream *)dequeue(&l->l);
 	if (!*out)
-		error = is ? fail(ENOTCONN, ended_text) : fail(EAGAIN, "accept on port %" PRIu32 ": no connection has arrived in time", l->l.port);
+		error = is ? fail(ENOTCONN, "%s", ended_text) : fail(EAGAIN, "accept on port %" PRIu32 ": no connection has arrived in time", l->l.port);
 	plan(s, NULL);
 	pthread_mutex_unlock(&s->lock);
 	return error;

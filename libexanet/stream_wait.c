@@ -275,7 +275,7 @@ struct streams *streams_of(exanet *e, int *error)
 	if (!s->error)
 		return s;
 	pthread_mutex_unlock(&s->lock);
-	*error = fail(ENOTCONN, ended_text);
+	*error = fail(ENOTCONN, "%s", ended_text);
 	return NULL;
 }
 

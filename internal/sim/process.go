@@ -84,6 +84,13 @@ func (p *Process) Evict(from, to int) {
 	}
 }
 
+// Unmap unmaps the pages of a range of bytes.
+func (p *Process) Unmap(from, to int) {
+	for i := from / device.PageSize; i <= (to-1)/device.PageSize; i++ {
+		p.pages[i] = unmapped
+	}
+}
+
 // MarkSize is the size of a mark, in bytes.
 const MarkSize = 16
 

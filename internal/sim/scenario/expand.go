@@ -208,10 +208,13 @@ var injections = map[string]injection{
 	"pfd-stopped":  {text: "the nodes' drivers handle nothing"},
 	"evict":        {text: "all pages of the nodes' processes become absent", instant: true},
 	"kill":         {text: "the nodes' processes end", instant: true},
+	"unmap":        {text: "the nodes' processes unmap their memory", instant: true},
+	"abort":        {text: "the nodes' processes abort their transfers", instant: true},
+	"forge":        {text: "another user's processes on the nodes request retransmissions and ends of others' blocks"},
 }
 
 func injectionNames() string {
-	return "lose-data, lose-ack, lose-nack, lose-request, lose-read, lose-answer, duplicate, delay, tear, corrupt, link-down, pfd-stopped, evict or kill"
+	return "lose-data, lose-ack, lose-nack, lose-request, lose-read, lose-answer, duplicate, delay, tear, corrupt, link-down, pfd-stopped, evict, kill, unmap, abort or forge"
 }
 
 // check returns the first value that cannot be.

@@ -340,6 +340,14 @@ func (r *run) inject(in *Inject) {
 		each(in.From, func(s *seat) { s.Evict(0, s.size) })
 	case "kill":
 		each(in.From, r.kill)
+	case "unmap":
+		each(in.From, func(s *seat) { s.Unmap(0, max(s.size, 1)); r.doom(s, "its memory was unmapped") })
+	case "abort":
+		each(in.From, r.abort)
+	case "forge":
+		for _, n := range nodes {
+			r.forge(n, in)
+		}
 	default:
 		again := func(s *seat) { r.world.Node(s.node).Disturb(r.disturbance(s.node)) }
 		each(in.From, again)
@@ -393,6 +401,46 @@ func (r *run) kill(s *seat) {
 		if j := &r.jobs[i]; j.ended < 0 && j.started > 0 && j.initiator() == s {
 			r.end(j, device.StatusGone)
 		}
+	}
+}
+
+// abort aborts the transfers of a process.
+func (r *run) abort(s *seat) {
+	for i := range r.jobs {
+		j := &r.jobs[i]
+		if j.initiator() != s || j.started == 0 || j.ended >= 0 || s.dead {
+			continue
+		}
+		switch {
+		case s.read[j.channel] == j && j.Read:
+			j.doomed = "it was aborted"
+			r.request(j, 0)
+		case s.write[j.channel] == j:
+			j.doomed = "it was aborted"
+			d := j.desc
+			d.Abort = true
+			s.Write(j.channel, d)
+		}
+	}
+}
+
+// forged is how many messages a process forges (defined by this project).
+const forged = 100
+
+// forge makes a process of another user on a node request ends and retransmissions of others' blocks.
+func (r *run) forge(node int, in *Inject) {
+	p, err := r.world.Node(node).AttachEmpty(2000+uint32(node), memoryBase, 1)
+	if err != nil {
+		r.wrong("node %d: %v", node, err)
+		return
+	}
+	rng := rand.New(rand.NewPCG(r.file.Seed, uint64(node)))
+	for range forged {
+		m := mailbox.RAPF{
+			PDID: p.Domain.PDID, Claimed: p.Domain.PDID, Transaction: device.TransactionID(rng.IntN(8)), Sequence: device.Sequence(1 + rng.IntN(64)), Fail: rng.IntN(2) == 0,
+		}
+		dst := device.NodeID(rng.IntN(len(r.seats)))
+		r.world.After(int64(in.From)+rng.Int64N(int64(in.Until-in.From)), func() { p.Send(2, dst, device.MailboxRequest, m.Encode()) })
 	}
 }
 
@@ -494,15 +542,20 @@ func (r *run) ask(j *job) {
 	if j.ended >= 0 || j.dst.dead {
 		return
 	}
+	r.request(j, j.desc.Size)
+	r.askAfter(j, min(int64(20e6)<<min(j.tries+1, 6), 1e9))
+	j.tries++
+}
+
+// request sends a read's request; of size 0 it cancels the read.
+func (r *run) request(j *job, size uint32) {
 	p := j.dst
 	m := mailbox.ReadRequest{
-		PDID: p.Domain.PDID, Tag: uint16(j.channel), Size: j.desc.Size, Src: j.desc.Src, Dst: j.desc.Dst, Notify: j.desc.Notify,
+		PDID: p.Domain.PDID, Tag: uint16(j.channel), Size: size, Src: j.desc.Src, Dst: j.desc.Dst, Notify: j.desc.Notify,
 		First: j.desc.First, Last: j.desc.Last, Target: j.src.Domain.PDID, TargetGeneration: j.src.Domain.Generation,
 	}
 	words := m.Encode()
 	p.Send(j.tries%3, device.NodeID(j.From), device.MailboxRead, words[:]...)
-	r.askAfter(j, min(int64(20e6)<<min(j.tries+1, 6), 1e9))
-	j.tries++
 }
 
 func (r *run) askAfter(j *job, d int64) {

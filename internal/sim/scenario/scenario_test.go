@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -70,7 +72,7 @@ func TestInjections(t *testing.T) {
 			text := fmt.Sprintf("seed = 7\ntopology = { nodes = 4 }\nfirmware = { timeout = \"500us\", guard = \"2ms\", outstanding = 4 }\n"+
 				"workload = [{ kind = \"random\", count = 40, size = \"1B\", most = \"80KiB\", absent = 0.5, absent-source = 0.2, read = %v }]\ninject = [{ %s }]\n", read, in)
 			r := mustRun(t, text)
-			if (len(r.Failed) > 0) != (what == "kill") || r.Unfinished > 0 || r.Completed == 0 {
+			if ends := what == "kill" || what == "unmap" || what == "abort"; (len(r.Failed) > 0) != ends || r.Unfinished > 0 || r.Completed == 0 {
 				t.Errorf("%s%+v", text, r)
 			}
 		}
@@ -196,7 +198,8 @@ func random(rng *rand.Rand) *File {
 		}
 		f.Workload = append(f.Workload, w)
 	}
-	for what, k := range injections {
+	for _, what := range slices.Sorted(maps.Keys(injections)) {
+		k := injections[what]
 		if pick(6) != 0 {
 			continue
 		}

@@ -10,11 +10,13 @@ import "github.com/exanet/pfd/device"
 // An event of the device that names the slot replaces the reads.
 func (n *node) wakeTargets(l *link) {
 	n.written = false
-	if !l.peek {
-		return
-	}
 	for _, s := range n.slots {
 		if s == nil || !s.att.Pages.Waiting() && s.att.Bells.Len() == 0 {
+			continue
+		}
+		if !l.peek { // the device has no WORDS: each slot may be meant
+			s.att.Pages.Notify()
+			s.att.Bells.WakeAll()
 			continue
 		}
 		v, err := n.windows[device.PL].Read64(device.PLWords + 8*uint32(s.index))

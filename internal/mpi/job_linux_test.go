@@ -19,7 +19,7 @@ func bytesProgram(t *testing.T, dir string) string {
 	if _, err := os.Stat(name); err == nil {
 		return name
 	}
-	output(t, exec.CommandContext(t.Context(), "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-o", name, "testdata/bytes.c"))
+	output(t, exec.CommandContext(t.Context(), "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-o", name, "testdata/bytes.c", "-pthread"))
 	return name
 }
 
@@ -29,12 +29,12 @@ func TestBytes(t *testing.T) {
 	dir, p := provider(t), start(t)
 	program := bytesProgram(t, dir)
 	for _, c := range []struct {
-		ranks    int
-		messages string
-		set      string
-	}{{1, "5000", ""}, {2, "50000", ""}, {4, "5000", ""}, {2, "5000", "FI_OFI_RXM_USE_SRX=1"}, {2, "5000", "FI_OFI_RXM_USE_RNDV_WRITE=1"}} {
-		t.Run(fmt.Sprintf("%d%s", c.ranks, c.set), func(t *testing.T) {
-			job := mpirun(t, p, dir, c.ranks, program, c.messages)
+		ranks          int
+		messages, mode string
+		set            string
+	}{{1, "5000", "", ""}, {2, "50000", "", ""}, {4, "5000", "", ""}, {2, "1000", "threads", ""}, {2, "5000", "", "FI_OFI_RXM_USE_SRX=1"}, {2, "5000", "", "FI_OFI_RXM_USE_RNDV_WRITE=1"}} {
+		t.Run(fmt.Sprintf("%d%s%s", c.ranks, c.mode, c.set), func(t *testing.T) {
+			job := mpirun(t, p, dir, c.ranks, program, c.messages, c.mode)
 			job.Env = append(job.Env, c.set)
 			if out := output(t, job); out != "bytes: all right\n" {
 				t.Errorf("%s", out)

@@ -51,7 +51,7 @@ var pfdBuilt = sync.OnceValue(func() error {
 // need skips the test where programs or libfabric's headers are missing.
 func need(t *testing.T, programs ...string) {
 	t.Helper()
-	for _, p := range append(programs, "gcc") {
+	for _, p := range append([]string{"gcc"}, programs...) {
 		if _, err := exec.LookPath(p); err != nil {
 			t.Skipf("%s is not installed: make test installs it", p)
 		}

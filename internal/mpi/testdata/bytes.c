@@ -1,8 +1,9 @@
-/* bytes MESSAGES [KILL]: MPI ranks exchange messages of random sizes and tags, expected and not, and check every
+/* bytes MESSAGES [kill | threads]: MPI ranks exchange messages of random sizes and tags, expected and not, and check every
  * byte; then windows, and memory that was never touched or was discarded. Rank 0 prints "bytes: all right". With
- * KILL rank 1 kills itself in the midst of the messages. */
+ * kill rank 1 kills itself in the midst of the messages; with threads four threads of each rank exchange some, too. */
 #define _GNU_SOURCE
 #include <mpi.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -141,20 +142,55 @@ static void absent(void)
 	munmap(out, AREA);
 }
 
+/* thread exchanges messages with the thread of its number of the neighbours. */
+static void *thread(void *arg)
+{
+	const int tag = *(const int *)arg, to = (rank + 1) % ranks, from = (rank + ranks - 1) % ranks;
+	unsigned char *out = malloc(1 << 16), *in = malloc(1 << 16);
+	for (int k = 0; k < 200; k++) {
+		const uint64_t sent = name(rank, to, 1000 + k, tag), got = name(from, rank, 1000 + k, tag);
+		const int n = (int)(sent >> 8 & 0xffff), m = (int)(got >> 8 & 0xffff);
+		pattern(out, n, sent);
+		MPI_Sendrecv(out, n, MPI_BYTE, to, tag, in, m, MPI_BYTE, from, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+		same(in, m, got);
+	}
+	free(out);
+	free(in);
+	return NULL;
+}
+
+static void threads(void)
+{
+	pthread_t t[4];
+	int tags[4];
+	for (int k = 0; k < 4; k++) {
+		tags[k] = k;
+		check(!pthread_create(&t[k], NULL, thread, &tags[k]), "pthread_create", k);
+	}
+	for (int k = 0; k < 4; k++)
+		pthread_join(t[k], NULL);
+}
+
 int main(int argc, char **argv)
 {
 	const int messages = argc > 1 ? atoi(argv[1]) : 1000;
-	MPI_Init(&argc, &argv);
+	const int kills = argc > 2 && !strcmp(argv[2], "kill"), threaded = argc > 2 && !strcmp(argv[2], "threads");
+	int level;
+	MPI_Init_thread(&argc, &argv, threaded ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &level);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 	const int batches = messages / (ranks * ranks * BATCH) + 1;
 	for (int k = 0; k < batches; k++) {
-		if (argc > 2 && rank == 1 && k == batches / 2)
+		if (kills && rank == 1 && k == batches / 2)
 			raise(SIGKILL);
 		exchange(k);
 	}
 	windows();
 	absent();
+	if (threaded) {
+		check(level == MPI_THREAD_MULTIPLE, "MPI_THREAD_MULTIPLE", level);
+		threads();
+	}
 	MPI_Barrier(MPI_COMM_WORLD);
 	if (!rank)
 		printf("bytes: all right\n");

@@ -373,7 +373,7 @@ static void test_messages(void)
 static void test_large(void)
 {
 	struct side a, b;
-	unsigned char *from = malloc(BIG), *to = malloc(BIG), small[256], *into = malloc(2000 * sizeof small);
+	unsigned char *from = calloc(BIG, 1), *to = calloc(BIG, 1), small[256], *into = calloc(2000, sizeof small);
 	struct fi_cq_data_entry c;
 	pair(&a, &b, FI_WAIT_UNSPEC, 0, NULL);
 	fill(from, BIG, 1);
@@ -451,7 +451,7 @@ static void test_rma(void)
 {
 	struct side a, b;
 	const size_t n = 3 << 20;
-	unsigned char *here = malloc(n), *there = malloc(n), small[64] = "small";
+	unsigned char *here = calloc(n, 1), *there = calloc(n, 1), small[64] = "small";
 	struct fi_cq_data_entry c;
 	pair(&a, &b, FI_WAIT_UNSPEC, 0, NULL);
 	const uint64_t at = (uintptr_t)there;

@@ -263,7 +263,7 @@ func TestStreamMachineOfC(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
 	bin := compile(t, dir, filepath.Join("..", "testdata", "machine"))
-	for _, part := range []string{"slots", "silence"} {
+	for _, part := range []string{"slots", "silence", "unsent"} {
 		if said := streams(t, bin, part); said != "" {
 			t.Errorf("%s: %s", part, said)
 		}

@@ -197,6 +197,7 @@ struct host {
 	struct answer { struct peer to; struct connection_message m; } unsent[UNSENT];
 	unsigned first, unsents;
 	int64_t beat;		/* the next of a life's */
+	int64_t due;		/* the earliest deadline that came since host_step */
 	bool again;		/* an end has to be polled that was passed */
 };
 

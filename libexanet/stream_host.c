@@ -149,6 +149,8 @@ void host_poll(struct host *h, int64_t now, struct end *e)
 	}
 	if (end_over(e) && h->ends[e->id % ENDS] == e)
 		remove_end(h, now, e);
+	else if (end_deadline(e) < h->due)
+		h->due = end_deadline(e);
 }
 
 void host_answer(struct host *h, const struct peer *p, const struct connection_message *m)
@@ -157,6 +159,7 @@ void host_answer(struct host *h, const struct peer *p, const struct connection_m
 		return;
 	if (h->unsents < UNSENT)	/* else it is asked for again */
 		h->unsent[(h->first + h->unsents++) % UNSENT] = (struct answer){ *p, *m };
+	h->due = 0;
 }
 
 static void answer_all(struct host *h)
@@ -328,6 +331,7 @@ int64_t host_step(struct host *h, int64_t now)
 				next = end_deadline(h->ends[i]);
 		}
 	} while (h->again);
+	h->due = NEVER;
 	answer_all(h);
 	return h->unsents && now + BUSY_AGAIN < next ? now + BUSY_AGAIN : next;
 }

@@ -76,7 +76,7 @@ void plan(struct streams *s, const struct end *e)
 {
 	if (!s->planned)
 		return;	/* it does not sleep, and looks before it does */
-	if ((s->parked && !s->arrivals && !s->watcher) || (e && end_deadline(e) < s->planned) || s->host.beat < s->planned || s->nstale || s->host.again || mail_waits(s)) {
+	if ((s->parked && !s->arrivals && !s->watcher) || (e && end_deadline(e) < s->planned) || s->host.beat < s->planned || s->host.due < s->planned || s->nstale || s->host.again || mail_waits(s)) {
 		s->planned = 0;
 		ring_eventfd(s->wake);
 	}

@@ -1,5 +1,6 @@
 /* machine slots: sends short spans by a sender of libexanet, and takes them by its receiver, past each age that the
  * number in a slot can have.
+ * machine unsent: an answer waits for a channel.
  * machine silence: a peer shows no sign of life, while pfd is stopped and while it is not.
  * The machine's outside is this file, and delivers at once. */
 #define _GNU_SOURCE
@@ -12,6 +13,7 @@
 static struct words slots[SPANS];
 static struct end to;
 static bool stopped;	/* pfd is */
+static bool busy;	/* no channel is free */
 
 bool out_short(struct end *e, uint64_t n, const uint64_t *words, int count)
 {
@@ -30,7 +32,7 @@ bool out_write(struct end *e, uint64_t n, uint64_t offset, uint32_t size, struct
 bool out_post(struct host *h, const struct peer *p, uint32_t id, const struct connection_message *m)
 {
 	(void)h, (void)p, (void)id, (void)m;
-	return true;
+	return !busy;
 }
 
 enum landed out_landed(struct end *e, uint64_t n) { (void)e, (void)n; return LANDED; }
@@ -124,9 +126,30 @@ static int silence(void)
 	return !h.ends[0]->error;
 }
 
+/* unsent: an answer for which no channel is free is due at once. */
+static int unsent(void)
+{
+	static struct host h;
+	const struct peer p = { .node = 1, .interface = 17, .pdid = 5 };
+	const struct connection_message m = { .op = OP_SHUTDOWN, .from = 1, .to = 9, .generation = 7 };
+	uint64_t words[EXANET_WORDS];
+	int64_t now = BEAT_EVERY;
+	encode_connection(&m, words);
+	host_step(&h, now);
+	busy = true;
+	host_connection(&h, now, &p, words, EXANET_WORDS);
+	const bool due = h.due <= now && host_step(&h, now) == now + BUSY_AGAIN;
+	busy = false;
+	if (!due || host_step(&h, now) < now + BEAT_EVERY || h.unsents)
+		puts("the answer is not sent as soon as a channel is free");
+	return !due || h.unsents;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 2 && !strcmp(argv[1], "slots"))
 		return old_slots();
+	if (argc == 2 && !strcmp(argv[1], "unsent"))
+		return unsent();
 	return argc == 2 && !strcmp(argv[1], "silence") ? silence() : 2;
 }

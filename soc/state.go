@@ -122,6 +122,9 @@ func (n *Node) Stamp(v int64) { n.fw.Stamp(v) }
 // Refusals returns the blocks whose wait for pages ended in the last Step or Store.
 func (n *Node) Refusals() []r5.Refusal { return n.fw.Refusals() }
 
+// Introduce is pldma.Engine.Introduce.
+func (n *Node) Introduce(other *Node) { n.dma.Introduce(other.dma) }
+
 // Audit checks the invariants that hold between two steps whatever the inputs were, and returns
 // the first violation. It is for tests and simulations.
 func (n *Node) Audit() error {

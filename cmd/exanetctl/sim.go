@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/outfile"
@@ -38,7 +39,7 @@ func (a *app) simCommand() *cobra.Command {
 to 4096 nodes, as a file describes them (docs/simulator.md), and checks every byte. It
 needs no daemon.`,
 	}
-	c.AddCommand(a.simRunCommand(), a.simListCommand(), a.simShrinkCommand())
+	c.AddCommand(a.simRunCommand(), a.simListCommand(), a.simShowCommand(), a.simShrinkCommand())
 	return c
 }
 
@@ -92,6 +93,25 @@ func (a *app) simListCommand() *cobra.Command {
 	}
 }
 
+func (a *app) simShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "show FILE|NAME",
+		Short:   "Print a scenario's file",
+		Example: "  exanetctl sim show incast-16 >mine.toml",
+		Args:    wantArgs(1, 1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			text, err := readScenario(args[0])
+			if errors.Is(err, os.ErrNotExist) {
+				text, err = scenario.ReadyText(args[0])
+			}
+			if err != nil {
+				return usagef("%w", err)
+			}
+			return a.println(strings.TrimSpace(string(text)))
+		},
+	}
+}
+
 func (a *app) simShrinkCommand() *cobra.Command {
 	var o simulate
 	c := &cobra.Command{
@@ -126,9 +146,26 @@ Exit code 1: the scenario does not fail.`,
 	return c
 }
 
+// readScenario returns the text of a file, "-" of standard input, or of the first bytes that are more than
+// a scenario may have.
+func readScenario(name string) ([]byte, error) {
+	if name == "-" {
+		return io.ReadAll(io.LimitReader(os.Stdin, scenario.MaxFile+1))
+	}
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a pipe does not block
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file: `-` is standard input", name)
+	}
+	return io.ReadAll(io.LimitReader(f, scenario.MaxFile+1))
+}
+
 // simFile returns a scenario by the name of its file or its own, with the flags' changes.
 func simFile(name string, o *simulate, more ...string) (*scenario.File, error) {
-	text, err := os.ReadFile(name)
+	text, err := readScenario(name)
 	if errors.Is(err, os.ErrNotExist) && !strings.ContainsAny(name, "/.") {
 		text, err = scenario.ReadyText(name)
 	}
@@ -160,6 +197,9 @@ func (a *app) simRun(ctx context.Context, name string, o *simulate) error {
 	f, err := simFile(name, o)
 	if err != nil {
 		return err
+	}
+	if o.timeline < -1 {
+		return usagef("--timeline %d: transfers are counted from 0", o.timeline)
 	}
 	if o.seeds != "" || len(o.vary) > 0 {
 		if o.seeds != "" && o.seed != "" || o.timeline >= 0 || o.perfetto != "" || o.log != "" {
@@ -218,6 +258,9 @@ func (a *app) simRun(ctx context.Context, name string, o *simulate) error {
 		}
 	}
 	r, err := scenario.Run(ctx, f, options)
+	if r != nil && o.timeline >= r.Transfers {
+		err = errors.Join(err, usagef("--timeline %d: the transfers are 0 to %d", o.timeline, r.Transfers-1))
+	}
 	for _, end := range ends {
 		err = errors.Join(err, end())
 	}

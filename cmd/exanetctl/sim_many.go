@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +17,7 @@ import (
 )
 
 // mostRuns limits the runs of one command (defined by this project).
-const mostRuns = 1_000_000
+const mostRuns = 100_000
 
 // simulation is one of several runs.
 type simulation struct {
@@ -43,10 +44,16 @@ func (a *app) simMany(ctx context.Context, name string, o *simulate) error {
 		})
 	}
 	for i := range runs {
+		if ctx.Err() != nil {
+			break
+		}
 		next <- &runs[i]
 	}
 	close(next)
 	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	failed := 0
 	for i := range runs {
 		switch {
@@ -89,8 +96,8 @@ func simRuns(name string, o *simulate) (runs []simulation, keys []string, err er
 	for _, v := range o.vary {
 		key, list, ok := strings.Cut(v, "=")
 		values := strings.Split(list, ",")
-		if !ok || list == "" {
-			return nil, nil, usagef("--vary %s: want KEY=VALUE,VALUE, as driver.policy=p1,pa", v)
+		if !ok || slices.Contains(values, "") || slices.Contains(keys, key) {
+			return nil, nil, usagef("--vary %s: want KEY=VALUE,VALUE, as driver.policy=p1,pa, and each key once", v)
 		}
 		keys = append(keys, key)
 		var longer [][]string
@@ -108,14 +115,18 @@ func simRuns(name string, o *simulate) (runs []simulation, keys []string, err er
 		for i, key := range keys {
 			more = append(more, key+"="+c[i])
 		}
-		for _, seed := range seeds {
-			one := *o
-			one.seed = seed
-			f, err := simFile(name, &one, more...)
-			if err != nil {
-				return nil, nil, err
+		one := *o
+		one.seed = seeds[0]
+		f, err := simFile(name, &one, more...)
+		if err != nil {
+			return nil, nil, err
+		}
+		for i, seed := range seeds {
+			g := *f
+			if i > 0 {
+				g.Seed, _ = strconv.ParseUint(seed, 10, 63) // as it was written above
 			}
-			runs = append(runs, simulation{values: c, file: f})
+			runs = append(runs, simulation{values: c, file: &g})
 		}
 	}
 	return runs, keys, nil

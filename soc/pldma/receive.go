@@ -130,6 +130,19 @@ func (e *Engine) sourceOf(f *wire.Frame) *source {
 	return nil
 }
 
+// Introduce makes e know the current life of another node, as after its first frame. It is for
+// simulations that do not begin with the first frames.
+func (e *Engine) Introduce(other *Engine) {
+	if s := e.recv.sources[other.cfg.Node]; s == nil && len(e.recv.sources) >= maxSources || s != nil && s.link != 0 {
+		return
+	}
+	if e.number++; e.number == 0 {
+		e.number++
+	}
+	e.recv.sources[other.cfg.Node] = &source{epoch: other.epoch, link: e.number}
+	other.links[e.cfg.Node] = e.number
+}
+
 // offer sends a frame's source the number of the link.
 func (e *Engine) offer(f *wire.Frame, number uint32) {
 	o := e.cfg.Pool.Frame()

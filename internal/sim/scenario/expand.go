@@ -62,7 +62,7 @@ func (w *Workload) check(nodes int) error {
 		return errors.New("most is less than size")
 	case w.Count < 0 || w.Count > maxTransfers:
 		return fmt.Errorf("count is %d: want 1 to %d", w.Count, maxTransfers)
-	case w.Absent < 0 || w.Absent > 1 || w.Gone < 0 || w.Gone > 1:
+	case !(w.Absent >= 0 && w.Absent <= 1 && w.Gone >= 0 && w.Gone <= 1): // nor NaN
 		return errors.New("absent and absent-source are parts of the pages: want 0 to 1")
 	case w.Kind == "incast" && len(w.To) != 1:
 		return errors.New("incast has one node as its to")
@@ -229,7 +229,7 @@ func (j *Inject) check(nodes int) error {
 		}
 	}
 	switch {
-	case j.Probability < 0 || j.Probability > 1:
+	case !(j.Probability >= 0 && j.Probability <= 1): // nor NaN
 		return errors.New("probability: want 0 to 1")
 	case kind.frames && j.Probability == 0:
 		return fmt.Errorf("%s has a probability for each frame, as probability = 0.01", j.What)

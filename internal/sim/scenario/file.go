@@ -18,13 +18,16 @@ import (
 // ErrFile reports a file that describes no scenario. Its text names the file and the line.
 var ErrFile = errors.New("scenario")
 
-// maxFile limits the size of a file, in bytes (defined by this project).
-const maxFile = 1 << 20
+// MaxFile limits the size of a file, in bytes (defined by this project).
+const MaxFile = 1 << 20
 
 // File is a scenario as a file describes it. Keys that are left out have the values that New returns.
 type File struct {
-	Seed     uint64     `toml:"seed"`
-	Limit    Duration   `toml:"limit"` // simulated time at which every transfer must have ended
+	Seed  uint64   `toml:"seed"`
+	Limit Duration `toml:"limit"` // simulated time at which every transfer must have ended
+	// Cold: the nodes do not know each other at the start, and the first blocks between two are sent
+	// twice (messages.md 5).
+	Cold     bool       `toml:"cold,omitempty"`
 	Topology Topology   `toml:"topology,inline"`
 	Costs    Costs      `toml:"costs,inline"`
 	Driver   Driver     `toml:"driver,inline"`
@@ -112,8 +115,8 @@ func New() *File {
 
 // Parse reads a file's text. Errors match ErrFile.
 func Parse(name string, text []byte) (*File, error) {
-	if len(text) > maxFile {
-		return nil, fmt.Errorf("%w %s: it has more than %d bytes", ErrFile, name, maxFile)
+	if len(text) > MaxFile {
+		return nil, fmt.Errorf("%w %s: it has more than %d bytes", ErrFile, name, MaxFile)
 	}
 	f := New()
 	d := toml.NewDecoder(bytes.NewReader(text))
@@ -159,7 +162,7 @@ var tables = map[string]string{
 // allowed names the keys of a table, "" of the file.
 func allowed(table string) string {
 	if table == "" {
-		return "the keys are seed, limit, topology, costs, driver, firmware, workload and inject"
+		return "the keys are seed, limit, cold, topology, costs, driver, firmware, workload and inject"
 	}
 	return fmt.Sprintf("the keys of %s are %s", table, tables[table])
 }
@@ -229,6 +232,11 @@ func place(text []byte, err error) string {
 
 // check returns the first value that cannot be.
 func (f *File) check() error {
+	for i := range f.Workload {
+		if w := &f.Workload[i]; w.Start >= f.Limit {
+			return &fault{table: "workload", index: i, err: fmt.Errorf("start is %v, and the limit is %v", w.Start, f.Limit)}
+		}
+	}
 	if f.Limit <= 0 {
 		return &fault{err: errors.New("limit is the simulated time at which every transfer must have ended: want more than 0s")}
 	}

@@ -77,6 +77,9 @@ func (r *run) ended(j *job) {
 			if j.status == device.StatusLimit {
 				why = ": a time-out that is shorter than frames wait in the network ends transfers, too"
 			}
+			if r.hopeless() {
+				return
+			}
 			r.wrong("%s failed with status %d, although nothing was injected that explains it%s", j.name(), j.status, why)
 		}
 		return
@@ -89,6 +92,17 @@ func (r *run) ended(j *job) {
 		}
 	}
 	r.same(j)
+}
+
+// hopeless reports whether so many frames are lost that all attempts for a block may be.
+func (r *run) hopeless() bool {
+	const most = 0.5
+	for i := range r.file.Inject {
+		if r.file.Inject[i].Probability > most {
+			return true
+		}
+	}
+	return false
 }
 
 // same checks a completed transfer's bytes.

@@ -61,9 +61,9 @@ type seat struct {
 	node    int
 	size    int // bytes of memory
 	regions []region
-	free    []int // write channels
-	tags    []int // of reads
-	waiting []*job
+	free    []int     // write channels
+	tags    []int     // of reads
+	waiting [2][]*job // writes and reads that wait for a channel or a tag
 	write   [device.WriteChannels]*job
 	read    [device.WriteChannels]*job // by tag
 	dead    bool
@@ -104,6 +104,14 @@ func (j *job) initiator() *seat {
 		return j.dst
 	}
 	return j.src
+}
+
+// kind returns 1 for a read, and 0 for a write.
+func (j *job) kind() int {
+	if j.Read {
+		return 1
+	}
+	return 0
 }
 
 // name describes a transfer in words.
@@ -175,7 +183,11 @@ func (r *run) build(transfers []Transfer) (err error) {
 		}
 	}
 	for i := range r.jobs {
-		r.describe(&r.jobs[i])
+		j := &r.jobs[i]
+		r.describe(j)
+		if !f.Cold {
+			r.world.Node(j.To).SOC.Introduce(r.world.Node(j.From).SOC)
+		}
 	}
 	for i := range f.Inject {
 		r.inject(&f.Inject[i])
@@ -506,7 +518,7 @@ func (r *run) start(j *job) {
 		r.end(j, device.StatusGone)
 		return
 	case len(*free) == 0:
-		s.waiting = append(s.waiting, j)
+		s.waiting[j.kind()] = append(s.waiting[j.kind()], j)
 		return
 	}
 	j.channel = (*free)[len(*free)-1]
@@ -607,9 +619,9 @@ func (r *run) end(j *job, status uint8) {
 	for _, n := range j.next {
 		r.world.After(0, func() { r.start(n) })
 	}
-	waiting := s.waiting
-	s.waiting = nil
-	for _, n := range waiting {
+	if w := &s.waiting[j.kind()]; len(*w) > 0 {
+		n := (*w)[0]
+		*w = (*w)[1:]
 		r.world.After(0, func() { r.start(n) })
 	}
 }

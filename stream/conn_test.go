@@ -2,7 +2,10 @@ package stream_test
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -20,14 +23,8 @@ func startPFD(t testing.TB) (socket string) { return startLossy(t, 0) }
 // startLossy runs one whose link loses frames.
 func startLossy(t testing.TB, loss float64) (socket string) {
 	t.Helper()
-	cfg := daemon.Default()
-	cfg.Link.Loss = loss
-	cfg.Socket = filepath.Join(t.TempDir(), "pfd.sock")
-	m, err := daemon.Emulated(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := daemon.New(cfg, m)
+	socket = filepath.Join(t.TempDir(), "pfd.sock")
+	d, err := newPFD(socket, loss)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +37,44 @@ func startLossy(t testing.TB, loss float64) (socket string) {
 			t.Error(err)
 		}
 	})
-	return cfg.Socket
+	return socket
+}
+
+func newPFD(socket string, loss float64) (*daemon.Daemon, error) {
+	cfg := daemon.Default()
+	cfg.Link.Loss = loss
+	cfg.Socket = socket
+	m, err := daemon.Emulated(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return daemon.New(cfg, m)
+}
+
+// pfdEnv names the socket of a process that is a pfd.
+const pfdEnv = "STREAM_TEST_PFD"
+
+// startApart runs a pfd in a process of its own: the memory of its nodes is not this process's.
+func startApart(t *testing.T) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "pfd.sock")
+	startSelf(t, pfdEnv+"="+socket)
+	return socket
+}
+
+// runPFD is that process. It ends with its standard input.
+func runPFD(socket string) error {
+	d, err := newPFD(socket, 0)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	fmt.Println("ready")
+	return d.Run(ctx)
 }
 
 // attach attaches to a node.

@@ -26,12 +26,14 @@ const childEnv = "STREAM_TEST_CHILD"
 
 // TestMain lets the test binary be the other processes of the tests.
 func TestMain(m *testing.M) {
-	if args := os.Getenv(childEnv); args != "" {
-		if err := child(args); err != nil {
-			fmt.Println("error:", err)
-			os.Exit(1)
+	for env, run := range map[string]func(string) error{childEnv: child, pfdEnv: runPFD} {
+		if args := os.Getenv(env); args != "" {
+			if err := run(args); err != nil {
+				fmt.Println("error:", err)
+				os.Exit(1)
+			}
+			os.Exit(0)
 		}
-		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
@@ -106,12 +108,22 @@ type process struct {
 
 func startChild(t *testing.T, socket string, node device.NodeID, dial string) process {
 	t.Helper()
+	cmd, says := startSelf(t, fmt.Sprintf("%s=%s %d %s", childEnv, socket, node, dial))
+	if _, err := stream.ParseAddr(says); err != nil {
+		t.Fatal(says)
+	}
+	return process{cmd, says}
+}
+
+// startSelf starts this program as another process of a test, and returns the first line that it writes.
+func startSelf(t *testing.T, env string) (cmd *exec.Cmd, says string) {
+	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", childEnv, socket, node, dial))
+	cmd = exec.Command(exe)
+	cmd.Env = append(os.Environ(), env)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -133,10 +145,7 @@ func startChild(t *testing.T, socket string, node device.NodeID, dial string) pr
 	if !s.Scan() {
 		t.Fatal("the child says nothing")
 	}
-	if _, err := stream.ParseAddr(s.Text()); err != nil {
-		t.Fatal(s.Text())
-	}
-	return process{cmd, s.Text()}
+	return cmd, s.Text()
 }
 
 func (p process) signal(t *testing.T, s os.Signal) {

@@ -204,7 +204,8 @@ func TestEnds(t *testing.T) {
 		third.Close()
 		_, err := b.Read(make([]byte, 1))
 		opErr(t, "its own", err, syscall.ECONNRESET, "")
-		if !errors.Is(err, rdma.ErrGone) {
+		// A write that the connection started meanwhile notices Close before the end.
+		if !errors.Is(err, rdma.ErrGone) && !errors.Is(err, rdma.ErrClosed) {
 			t.Errorf("%v", err)
 		}
 		_, err = a.Read(make([]byte, 1)) // the next sign of life finds nobody

@@ -258,12 +258,13 @@ func wrongStreams(t *testing.T, b streamers) {
 }
 
 // The receiver of libexanet does not mistake the span of long ago in a slot for one that cannot be, and no peer is
-// taken for stopped while pfd is (stream.TestSlotsOfOldSpans, TestStoppedTogether).
+// taken for stopped while pfd is (stream.TestSlotsOfOldSpans, TestStoppedTogether). A reset loses nothing that has
+// arrived (stream.TestPeerEndsAfterClose).
 func TestStreamMachineOfC(t *testing.T) {
 	dir := public(t)
 	library(t, dir)
 	bin := compile(t, dir, filepath.Join("..", "testdata", "machine"))
-	for _, part := range []string{"slots", "silence", "unsent"} {
+	for _, part := range []string{"slots", "silence", "unsent", "reset"} {
 		if said := streams(t, bin, part); said != "" {
 			t.Errorf("%s: %s", part, said)
 		}

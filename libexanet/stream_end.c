@@ -219,12 +219,16 @@ void end_refused(struct end *e, const char *why)
 	end_fail(e, ECONNREFUSED, why);
 }
 
+static void load(struct end *);
+
 void end_fail(struct end *e, int error, const char *why)
 {
 	if (e->error)
 		return;
 	e->error = error;
 	e->why = why;
+	if (!end_dials(e))
+		load(e);	/* spans that have arrived can be read after the reset */
 	e->s.stopped = e->r.stop = e->changed = true;
 	e->asked = e->ask_due = 0;
 	out_abort(e);

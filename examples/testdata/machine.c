@@ -1,6 +1,7 @@
 /* machine slots: sends short spans by a sender of libexanet, and takes them by its receiver, past each age that the
  * number in a slot can have.
  * machine unsent: an answer waits for a channel.
+ * machine reset: the spans that arrived before a reset can be read after it.
  * machine silence: a peer shows no sign of life, while pfd is stopped and while it is not.
  * The machine's outside is this file, and delivers at once. */
 #define _GNU_SOURCE
@@ -145,8 +146,28 @@ static int unsent(void)
 	return !due || h.unsents;
 }
 
+static int reset(void)
+{
+	static unsigned char ring[RING_LEAST];
+	static struct life life;
+	static struct end e;
+	e.peer_id = 1;
+	e.life = &life;
+	e.r.ring = ring;
+	e.r.size = sizeof ring;
+	e.s.due = e.r.due = NEVER;
+	for (int i = 0; i < 3; i++)
+		slots[i] = encode_slot((struct slot){ 10 * i, 10, i + 1, 0 });
+	end_fail(&e, ECONNRESET, "the peer's process has ended");
+	if (e.r.taken != 30)
+		printf("%llu bytes can be read\n", (unsigned long long)e.r.taken);
+	return e.r.taken != 30;
+}
+
 int main(int argc, char **argv)
 {
+	if (argc == 2 && !strcmp(argv[1], "reset"))
+		return reset();
 	if (argc == 2 && !strcmp(argv[1], "slots"))
 		return old_slots();
 	if (argc == 2 && !strcmp(argv[1], "unsent"))

@@ -9,7 +9,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # No path of this machine stands in them: packages are the same wherever they are made.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-TESTS = test guests guests-race check seeds mutants faultpoints soak loaded race
+TESTS = test guests guests-race check seeds mutants faultpoints soak mpi loaded race
 
 .PHONY: $(TESTS) all build demo bench pgo pictures fuzz clean setup c generate man completion deb
 
@@ -58,6 +58,11 @@ soak:
 	PFD_SOAK=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run '$(SOAK)' $(SOAKS)
 SOAK ?= TestJudges$$|TestUrgentAndLargeTransfers$$|TestHolesInSharedMemory$$|TestMessageStorm$$|TestWindowWithdrawnUnderLoad$$|TestRingPingPong$$|TestNothingIsLeft$$|TestSpans$$|TestSimulation$$
 SOAKS ?= ./internal/tracing ./internal/hostile ./rdma ./stream
+
+# MPI programs over the libfabric provider, to their ends: not in CI. setup.sh mpi installs them.
+mpi: SETUP += mpi
+mpi: setup
+	PFD_MPI=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 40m -v ./internal/mpi
 
 # All tests beside eight busy loops, those of processes and timing five times.
 loaded: setup

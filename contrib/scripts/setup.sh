@@ -21,18 +21,20 @@
 #                   40 MB to fetch
 #   chromium-headless-shell  a browser for exanetctl ui: 64 MB to fetch and 220 MB on
 #                   disk, half of what the one with a screen takes; any Chromium does
+# As `setup.sh mpi` it installs hpcc and netpipe-openmpi besides (make mpi), and fetches nothing.
 # And it fetches QEMU and a kernel for internal/guests into the user's cache; as
 # `setup.sh guests` Debian, arm64, what is built from the kernel's sources, and a kernel with
 # rdma_rxe, too, for which it installs libibverbs-dev and libnl-route-3-dev.
 # Where that fails it says why, and so do the tests that need them.
 set -eu
 
-usage='usage: setup.sh [test|guests]
+usage='usage: setup.sh [test|guests|mpi]
   (none)  looks for Go, which is all that the build needs
   test    installs the packages that the tests need, and fetches QEMU and a kernel
-  guests  the same for all tests with virtual machines'
+  guests  the same for all tests with virtual machines
+  mpi     installs the packages of test, and those of make mpi'
 case "$#:${1:-}" in
-0: | 1:test | 1:guests) ;;
+0: | 1:test | 1:guests | 1:mpi) ;;
 1:-h | 1:--help)
 	echo "$usage"
 	exit
@@ -104,6 +106,10 @@ if [ -n "${1:-}" ]; then
 	command -v mpirun >/dev/null 2>&1 || need="$need openmpi-bin"
 	command -v mpicc >/dev/null 2>&1 || need="$need libopenmpi-dev"
 	command -v lmp >/dev/null 2>&1 || need="$need lammps"
+fi
+if [ "${1:-}" = mpi ]; then
+	command -v hpcc >/dev/null 2>&1 || need="$need hpcc"
+	command -v NPopenmpi >/dev/null 2>&1 || need="$need netpipe-openmpi"
 fi
 if [ "${1:-}" = guests ]; then
 	[ -e /usr/include/infiniband/verbs.h ] || need="$need libibverbs-dev"

@@ -220,7 +220,7 @@ func TestSetupUsage(t *testing.T) {
 		{[]string{"test", "guests"}, 2, `unexpected argument "test guests"`},
 		{[]string{""}, 2, `unexpected argument ""`},
 		{[]string{"--all"}, 2, `unexpected argument "--all"`},
-		{[]string{"--help"}, 0, "usage: setup.sh [test|guests]"},
+		{[]string{"--help"}, 0, "usage: setup.sh [test|guests|mpi]"},
 	} {
 		cmd := exec.CommandContext(t.Context(), "/bin/sh", append([]string{filepath.Join(root, "contrib", "scripts", "setup.sh")}, c.args...)...)
 		cmd.Env = []string{"PATH=" + dir}

@@ -209,6 +209,9 @@ __attribute__((visibility("default"))) struct fi_provider *fi_prov_ini(void);
 
 struct fi_provider *fi_prov_ini(void)
 {
+	/* ofi_rxm, which is initialized after this, sends messages of 16 to 128 KiB in segments. Version 1.17 does not
+	 * take those rightly for MPI_Mprobe (FI_CLAIM), and reads of the sender's memory take a third of their time. */
+	setenv("FI_OFI_RXM_SAR_LIMIT", "0", 0);
 	fi_param_define(&exanet_provider, "socket", FI_PARAM_STRING,
 		"Control socket of pfd (default: the one that pfd has when it is started without --socket)");
 	fi_param_define(&exanet_provider, "node", FI_PARAM_INT,

@@ -171,6 +171,27 @@ static void threads(void)
 		pthread_join(t[k], NULL);
 }
 
+/* probed: messages that are received by MPI_Mprobe, of the sizes for which ofi_rxm has its ways of sending. */
+static void probed(void)
+{
+	static unsigned char in[300000], out[300000];
+	const int sizes[] = { 0, 100, 16000, 20000, 100000, 200000, 300000 };
+	for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+		MPI_Request q;
+		MPI_Message m;
+		MPI_Status s;
+		int n;
+		pattern(out, sizes[i], 77 + i);
+		MPI_Isend(out, sizes[i], MPI_BYTE, (rank + 1) % ranks, 77, MPI_COMM_WORLD, &q);
+		MPI_Mprobe((rank + ranks - 1) % ranks, 77, MPI_COMM_WORLD, &m, &s);
+		MPI_Get_count(&s, MPI_BYTE, &n);
+		check(n == sizes[i], "size of a probed message", n);
+		MPI_Mrecv(in, n, MPI_BYTE, &m, &s);
+		same(in, n, 77 + i);
+		MPI_Wait(&q, MPI_STATUS_IGNORE);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const int messages = argc > 1 ? atoi(argv[1]) : 1000;
@@ -187,6 +208,7 @@ int main(int argc, char **argv)
 	}
 	windows();
 	absent();
+	probed();
 	if (threaded) {
 		check(level == MPI_THREAD_MULTIPLE, "MPI_THREAD_MULTIPLE", level);
 		threads();

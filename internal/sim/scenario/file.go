@@ -118,28 +118,31 @@ func Parse(name string, text []byte) (*File, error) {
 	if len(text) > MaxFile {
 		return nil, fmt.Errorf("%w %s: it has more than %d bytes", ErrFile, name, MaxFile)
 	}
+	var values map[string]any
+	if err := toml.Unmarshal(text, &values); err != nil {
+		return nil, atLine(name, err)
+	}
+	if err := checkKeys(values); err != nil {
+		return nil, fmt.Errorf("%w %s%s: %w", ErrFile, name, place(text, err), err)
+	}
 	f := New()
-	d := toml.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(f); err != nil {
-		var strict *toml.StrictMissingError
-		var bad *toml.DecodeError
-		switch {
-		case errors.As(err, &strict) && len(strict.Errors) > 0:
-			e := strict.Errors[0]
-			line, _ := e.Position()
-			key := strings.Join(e.Key(), ".")
-			return nil, fmt.Errorf("%w %s:%d: unknown key %q: %s", ErrFile, name, line, key, allowed(tableAt(text, line, key)))
-		case errors.As(err, &bad):
-			line, _ := bad.Position()
-			return nil, fmt.Errorf("%w %s:%d: %s", ErrFile, name, line, strings.TrimPrefix(bad.Error(), "toml: "))
-		}
-		return nil, fmt.Errorf("%w %s: %w", ErrFile, name, err)
+	if err := toml.Unmarshal(text, f); err != nil {
+		return nil, atLine(name, err)
 	}
 	if err := f.check(); err != nil {
 		return nil, fmt.Errorf("%w %s%s: %w", ErrFile, name, place(text, err), err)
 	}
 	return f, nil
+}
+
+// atLine adds a file's name, and the line of the parser's error.
+func atLine(name string, err error) error {
+	var bad *toml.DecodeError
+	if errors.As(err, &bad) {
+		line, _ := bad.Position()
+		return fmt.Errorf("%w %s:%d: %s", ErrFile, name, line, strings.TrimPrefix(bad.Error(), "toml: "))
+	}
+	return fmt.Errorf("%w %s: %w", ErrFile, name, err)
 }
 
 // Text returns the file's text, which Parse reads.
@@ -149,47 +152,10 @@ func (f *File) Text() ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// tables are the tables of a file and their keys.
-var tables = map[string]string{
-	"topology": "kind, nodes, size, rate, qfdb-rate, hop and routes",
-	"costs":    "board, firmware, access, interrupt, call, page, request and touch",
-	"driver":   "policy",
-	"firmware": "timeout, guard, outstanding, no-txfifo, options, ids, fifo and contexts",
-	"workload": "kind, from, to, size, most, count, start, absent, absent-source, touch, read, urgent and pages",
-	"inject":   "what, probability, from, until, nodes and most",
-}
-
-// allowed names the keys of a table, "" of the file.
-func allowed(table string) string {
-	if table == "" {
-		return "the keys are seed, limit, cold, topology, costs, driver, firmware, workload and inject"
-	}
-	return fmt.Sprintf("the keys of %s are %s", table, tables[table])
-}
-
-// tableAt returns the table that a key on a line is in, "" if it is one of the file.
-func tableAt(text []byte, line int, key string) (table string) {
-	lines := strings.Split(string(text), "\n")
-	for i, l := range lines[:min(line, len(lines))] {
-		section := strings.HasPrefix(strings.TrimSpace(l), "[")
-		name := strings.Trim(l, "[] \t")
-		name = strings.TrimSpace(strings.SplitN(name, "=", 2)[0])
-		switch {
-		case tables[name] != "":
-			table = name
-		case section && i+1 < line:
-			table = ""
-		}
-		if i+1 == line && name == key && !strings.Contains(strings.Join(lines[:i], "\n"), "["+table+"]") {
-			table = ""
-		}
-	}
-	return table
-}
-
 // fault is an error of a value of a table.
 type fault struct {
 	table string // of the file, or ""
+	key   string // of the file itself, or ""
 	index int    // of workload or inject
 	err   error
 }
@@ -209,36 +175,53 @@ func (f *fault) Unwrap() error { return f.err }
 // place returns ":LINE" of a fault's table, as well as the text shows it: a file is short.
 func place(text []byte, err error) string {
 	var f *fault
-	if !errors.As(err, &f) || f.table == "" {
+	if !errors.As(err, &f) {
+		return ""
+	}
+	if f.table == "" {
+		for i, line := range strings.Split(string(text), "\n") {
+			if name, _, ok := strings.Cut(line, "="); ok && f.key != "" && strings.TrimSpace(name) == f.key {
+				return fmt.Sprintf(":%d", i+1)
+			}
+		}
 		return ""
 	}
 	marker := map[string]string{"workload": "kind", "inject": "what"}[f.table]
-	seen, inside := -1, false
+	seen, inside, first := -1, false, ""
 	for i, line := range strings.Split(string(text), "\n") {
 		line, _, _ = strings.Cut(line, "#")
 		start := strings.Contains(strings.TrimLeft(line, "[ \t"), f.table) && (strings.Contains(line, "=") || strings.Contains(line, "["))
+		if start && first == "" {
+			first = fmt.Sprintf(":%d", i+1)
+		}
 		if marker == "" && start {
-			return fmt.Sprintf(":%d", i+1)
+			return first
 		}
 		inside = inside || start
+		if section := strings.TrimSpace(line); strings.HasPrefix(section, "[[") && start {
+			if seen++; seen >= f.index {
+				return fmt.Sprintf(":%d", i+1)
+			}
+			inside = false
+		}
 		if inside && marker != "" {
 			if seen += strings.Count(line, marker); seen >= f.index {
 				return fmt.Sprintf(":%d", i+1)
 			}
 		}
 	}
-	return ""
+	return first
 }
 
 // check returns the first value that cannot be.
 func (f *File) check() error {
+	if f.Limit <= 0 {
+		return &fault{key: "limit", err: errors.New("limit is the simulated time at which every transfer must have ended: want more than 0s")}
+	}
 	for i := range f.Workload {
 		if w := &f.Workload[i]; w.Start >= f.Limit {
 			return &fault{table: "workload", index: i, err: fmt.Errorf("start is %v, and the limit is %v", w.Start, f.Limit)}
 		}
-	}
-	if f.Limit <= 0 {
-		return &fault{err: errors.New("limit is the simulated time at which every transfer must have ended: want more than 0s")}
 	}
 	nodes, err := f.nodes()
 	if err != nil {

@@ -113,12 +113,20 @@ func TestBadFiles(t *testing.T) {
 	const good = "workload = [{ kind = \"write\", from = 0, to = 1, size = \"4KiB\" }]\n"
 	for _, c := range []struct{ text, want string }{
 		{"", "no workload: add one"},
-		{"sead = 1\n" + good, `:1: unknown key "sead": the keys are seed, limit`},
-		{"\ntopology = { kin = \"full\" }\n" + good, `:2: unknown key "kin": the keys of topology are kind`},
-		{good + "inject = [{ what = \"lose-ack\", probability = 0.1, often = 3 }]", `:2: unknown key "often": the keys of inject are what`},
+		{"sead = 1\n" + good, `:1: unknown key "sead": the keys are cold, costs, driver`},
+		{"\ntopology = { kin = \"full\" }\n" + good, `:2: topology: unknown key "kin": the keys are hop, kind`},
+		{good + "inject = [{ what = \"lose-ack\", probability = 0.1, often = 3 }]", `:2: inject 1: unknown key "often": the keys are from, most`},
 		{"limit = \"3 parsecs\"\n" + good, `:1: "3 parsecs" is no time`},
 		{"limit = \"-3ms\"\n" + good, `:1: the time -3ms is negative`},
-		{"limit = \"0s\"\n" + good, "start is 0s, and the limit is 0s"},
+		{"limit = \"0s\"\n" + good, ":1: limit is the simulated time"},
+		{"limit = 5\n" + good, `:1: limit is 5: want a text with a unit, as "2ms"`},
+		{"Seed = 1\n" + good, `:1: unknown key "Seed"`},
+		{"workload = [{ kind = \"write\", from = -1, to = 1, size = \"1B\" }]", ":1: workload 1: from is -1: want a number, or a text"},
+		{"workload = [{ kind = \"write\", from = 0, to = 1, size = true }]", `:1: workload 1: size is true: want a text with a unit, as "64KiB"`},
+		{"workload = [{ kind = \"write\", from = 0, to = 1, size = \"1B\", count = 1.5 }]", "count is 1.5: want a number without a point"},
+		{"topology = 3\n" + good, ":1: topology: want a table"},
+		{"workload = 3", ":1: workload 1: want a list of tables"},
+		{"[[workload]]\nkind = \"write\"\nfrom = 0\nto = 1\nsize = \"4KiB\"\n[[workload]]\nkind = \"write\"\nsize = \"0\"\n", ":6: workload 2: size: want"},
 		{"workload = [{ kind = \"write\", from = 0, to = 1, size = \"1B\", absent = nan }]", "want 0 to 1"},
 		{"limit = \"1ms\"\nworkload = [{ kind = \"write\", from = 0, to = 1, size = \"1B\", start = \"2ms\" }]", ":2: workload 1: start is 2ms, and the limit is 1ms"},
 		{"\n\nworkload = [{ kind = \"write\", from = 0, to = 1, size = \"4 furlongs\" }]", `:3: size "4 furlongs": no unit`},
@@ -139,7 +147,7 @@ func TestBadFiles(t *testing.T) {
 		{good + "inject = [{ what = \"kill\", until = \"1s\" }]", "kill happens at from"},
 		{good + "inject = [{ what = \"link-down\", from = \"2s\", until = \"1s\" }]", "until is not after from"},
 		{"workload = [", "test.toml:1"},
-		{"seed = \"a\"\n" + good, "test.toml:1"},
+		{"seed = \"a\"\n" + good, ":1: seed is a: want a number without a point"},
 	} {
 		f, err := Parse("test.toml", []byte(c.text))
 		if !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "scenario test.toml") {

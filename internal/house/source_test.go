@@ -123,11 +123,11 @@ func exits(fun ast.Expr) string {
 
 // cited are the packages whose constants are the hardware's, the wire's or the
 // kernel's.
-var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "device/pagein", "soc/wire", "soc/record"}
+var cited = []string{"device", "mailbox", "packetizer", "netlink", "attach", "device/atomics", "device/pagein", "soc/wire", "soc/record"}
 
 // citation matches a source: a page of the specification, a paper by its number, a header, a
 // manual page, or "defined by this project" (or "ours").
-var citation = regexp.MustCompile(`(?i)\b(spec/|hardware\.md|messages\.md|faultpath\.md|firmware\.md|api\.md|design\.md|docs/attach\.md|00[0-4]\b|IHI 0062|PCI|linux/|include/|defined\s+by\s+this\s+project|ours\b|\w+\([2-8]\))`)
+var citation = regexp.MustCompile(`(?i)\b(spec/|hardware\.md|messages\.md|faultpath\.md|firmware\.md|gsas\.md|api\.md|design\.md|docs/attach\.md|00[0-4]\b|IHI 0062|PCI|linux/|include/|defined\s+by\s+this\s+project|ours\b|\w+\([2-8]\))`)
 
 // Each block of numeric constants names its source: above the block, beside each constant, or at
 // their type.

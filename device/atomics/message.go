@@ -33,8 +33,9 @@ const (
 // of the request's number [7:2] (docs/spec/gsas.md 3; defined by this project).
 type Tag uint8
 
+// The bits of a tag (docs/spec/gsas.md 3).
 const (
-	tagChannelMask = 3 // docs/spec/gsas.md 3
+	tagChannelMask = 3
 	tagNumberShift = 2
 )
 

@@ -248,7 +248,7 @@ func (c *Conn) AwaitHello(ctx context.Context) (Hello, error) {
 
 // unknownOr returns CodeUnknownType for a type that this version does not have, else known.
 func unknownOr(t Type, known Code) Code {
-	if t < TypeHello || t > TypeUnring {
+	if t < TypeHello || t > TypeUnthread {
 		return CodeUnknownType
 	}
 	return known

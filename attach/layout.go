@@ -8,6 +8,9 @@ import "github.com/exanet/pfd/device"
 const (
 	PageCount  = 4
 	MemorySize = PageCount * device.PageSize
+	// ThreadMemorySize is the size of an attachment's memory with the Ports of threads, which follow
+	// the four pages: thread i's at MemorySize + PortSize*i.
+	ThreadMemorySize = MemorySize + MaxThreads*PortSize
 
 	DescriptorPage = 0 * device.PageSize // 64 descriptors of 64 bytes (messages.md 1)
 	DoorbellPage   = 1 * device.PageSize // word 0: channel+1, or 0 (hardware.md 6)
@@ -26,6 +29,7 @@ const (
 	// two at WakeGone.
 	WakeCounts  = WakePage + 0x40
 	WakeWatched = WakePage + 0x60 // u32: pfd stores 1 while it reads stamps
+	WakeRung    = WakePage + 0x64 // u32: bit i: thread i has published; pfd exchanges it with 0
 	WakeGone    = WakePage + 0x68
 	// WakeStamps is where the process writes when it rang and when it saw the end: two u64 for
 	// each of its channels, ns of CLOCK_MONOTONIC.

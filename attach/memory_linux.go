@@ -28,20 +28,25 @@ type Memory struct {
 }
 
 // NewMemory creates the sealed, initialized memfd of four pages, and the eventfd.
-func NewMemory() (*Memory, error) {
-	fd, err := memfd.New("pfd-attachment", MemorySize, 0, 0)
+func NewMemory() (*Memory, error) { return newMemory(MemorySize) }
+
+// NewThreadMemory is NewMemory with the Ports of threads, whose pages are absent until they are used.
+func NewThreadMemory() (*Memory, error) { return newMemory(ThreadMemorySize) }
+
+func newMemory(size int) (*Memory, error) {
+	fd, err := memfd.New("pfd-attachment", int64(size), 0, 0)
 	if err != nil {
 		return nil, fmt.Errorf("create the attachment's memory: %w", err)
 	}
 	m := &Memory{fd: fd, wake: -1}
-	if err := m.init(); err != nil {
+	if err := m.init(size); err != nil {
 		return nil, errors.Join(fmt.Errorf("create the attachment's memory: %w", err), m.Close())
 	}
 	return m, nil
 }
 
-func (m *Memory) init() error {
-	b, err := unix.Mmap(m.fd, 0, MemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+func (m *Memory) init(size int) error {
+	b, err := unix.Mmap(m.fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
@@ -101,8 +106,8 @@ func MapMemory(fd int) (*Pages, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("map the attachment's memory: %w", os.NewSyscallError("fstat", err))
 	}
-	if st.Size != MemorySize {
-		return nil, fmt.Errorf("%w: memfd of %d bytes, not %d", ErrMemory, st.Size, MemorySize)
+	if st.Size != MemorySize && st.Size != ThreadMemorySize {
+		return nil, fmt.Errorf("%w: memfd of %d bytes, not %d, or %d with threads", ErrMemory, st.Size, MemorySize, ThreadMemorySize)
 	}
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -111,7 +116,7 @@ func MapMemory(fd int) (*Pages, error) {
 	if seals&memorySeals != memorySeals {
 		return nil, fmt.Errorf("%w: seals %#x, at least %#x are needed", ErrMemory, seals, memorySeals)
 	}
-	b, err := unix.Mmap(fd, 0, MemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map the attachment's memory: %w", os.NewSyscallError("mmap", err))
 	}

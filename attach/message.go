@@ -52,7 +52,7 @@ const (
 	offProofVA  = 176 // u64
 	offProof    = 184 // sixteen bytes
 	offKey      = 200 // thirty-two bytes
-	helloFlags  = flagAcceptGroup
+	helloFlags  = flagAcceptGroup | flagThreads
 	groupLength = groupname.Max + 1
 
 	WelcomeSize = 112 // a header and a Grant
@@ -81,7 +81,11 @@ const (
 	MemoryFDs
 )
 
-const flagAcceptGroup = 1 << 0 // defined by this project: docs/attach.md
+// Flags of a hello (docs/attach.md). Values below are defined by this project.
+const (
+	flagAcceptGroup = 1 << 0
+	flagThreads     = 1 << 1
+)
 
 // DefaultGroup is the group of a process that names none.
 const DefaultGroup = "default"
@@ -221,6 +225,7 @@ type Hello struct {
 	Policy      pagein.Policy
 	Accept      []device.PDID // other domains that may access this one, at most 16
 	AcceptGroup bool          // every member of the group may
+	Threads     bool          // the memory has the Ports of threads; an older pfd refuses that (CodeProtocol)
 	// Proof is sixteen random bytes at ProofVA in the process's memory. Another process that knows
 	// them has shown that it may read that memory.
 	Proof   [ProofSize]byte
@@ -248,6 +253,9 @@ func (h *Hello) Append(b []byte) ([]byte, error) {
 	if h.AcceptGroup {
 		m[offFlags] |= flagAcceptGroup
 	}
+	if h.Threads {
+		m[offFlags] |= flagThreads
+	}
 	for i, p := range h.Accept {
 		binary.LittleEndian.PutUint16(m[offAccept+2*i:], uint16(p))
 	}
@@ -270,6 +278,7 @@ func DecodeHello(b []byte) (Hello, error) {
 		Method:      pagein.Method(b[offMethod]),
 		Policy:      pagein.Policy(b[offPolicy]),
 		AcceptGroup: b[offFlags]&flagAcceptGroup != 0,
+		Threads:     b[offFlags]&flagThreads != 0,
 		ProofVA:     device.VA(binary.LittleEndian.Uint64(b[offProofVA:])),
 		Proof:       [ProofSize]byte(b[offProof:]),
 		Key:         [KeySize]byte(b[offKey:]),

@@ -95,6 +95,26 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	un, derr = DecodeRange(g["unring"])
 	check("unring", unring.Append(nil), nil, un, derr, unring)
 
+	token := Token(bytes.Repeat([]byte{0x74}, 16))
+	thread := Thread{Product: "exanet 1.0", Token: token}
+	th, derr := DecodeThread(g["thread"])
+	check("thread", thread.Append(nil), nil, th, derr, thread)
+	threaded := Threaded{Product: "exanet 1.0", Interface: 33, Index: 2, ID: 0x840001, Protection: 0x800000, Region: 0x103, Token: token}
+	b, err = threaded.Append(nil)
+	td, derr := DecodeThreaded(g["threaded"])
+	check("threaded", b, err, td, derr, threaded)
+	unthread := Unthread{Product: "exanet 1.0", Index: 2}
+	ut, derr := DecodeUnthread(g["unthread"])
+	check("unthread", unthread.Append(nil), nil, ut, derr, unthread)
+	unthreaded := Shared{Product: "exanet 1.0", VA: 2, Answered: TypeUnthread}
+	sd, derr = DecodeShared(g["unthreaded"])
+	check("unthreaded", unthreaded.Append(nil), nil, sd, derr, unthreaded)
+	hello.Threads = true
+	b, err = hello.Append(nil)
+	if again, derr := DecodeHello(b); err != nil || derr != nil || !reflect.DeepEqual(again, hello) || b[79] != 3 {
+		t.Errorf("a hello that asks for threads: flags %#x, %+v, %v, %v", b[79], again, err, derr)
+	}
+
 	for name, typ := range map[string]Type{"memory": TypeMemory, "mapped": TypeMapped} {
 		product, derr := decode(g[name], typ, headerSize)
 		check(name, appendBare(nil, typ, "exanet 1.0"), nil, product, derr, "exanet 1.0")
@@ -124,24 +144,28 @@ func TestGoldenOfTheDocument(t *testing.T) {
 func TestDecodeRefuses(t *testing.T) {
 	good := golden(t)
 	decoders := map[string]func([]byte) error{
-		"hello":    func(b []byte) error { _, err := DecodeHello(b); return err },
-		"welcome":  func(b []byte) error { _, err := DecodeWelcome(b); return err },
-		"refused":  func(b []byte) error { _, err := DecodeRefused(b); return err },
-		"ended":    func(b []byte) error { _, err := DecodeEnded(b); return err },
-		"share":    func(b []byte) error { _, err := DecodeShare(b); return err },
-		"unshare":  func(b []byte) error { _, err := DecodeRange(b); return err },
-		"register": func(b []byte) error { _, err := DecodeRange(b); return err },
-		"prefetch": func(b []byte) error { _, err := DecodeRange(b); return err },
-		"shared":   func(b []byte) error { _, err := DecodeShared(b); return err },
-		"window":   func(b []byte) error { _, err := DecodeWindow(b); return err },
-		"unwindow": func(b []byte) error { _, err := DecodeWindow(b); return err },
-		"windowed": func(b []byte) error { _, err := DecodeShared(b); return err },
-		"ring":     func(b []byte) error { _, err := DecodeRing(b); return err },
-		"ringed":   func(b []byte) error { _, err := DecodeShared(b); return err },
-		"unring":   func(b []byte) error { _, err := DecodeRange(b); return err },
-		"helper":   func(b []byte) error { _, err := DecodeHelperRequest(b); return err },
-		"memory":   func(b []byte) error { _, err := decode(b, TypeMemory, headerSize); return err },
-		"mapped":   func(b []byte) error { _, err := decode(b, TypeMapped, headerSize); return err },
+		"hello":      func(b []byte) error { _, err := DecodeHello(b); return err },
+		"welcome":    func(b []byte) error { _, err := DecodeWelcome(b); return err },
+		"refused":    func(b []byte) error { _, err := DecodeRefused(b); return err },
+		"ended":      func(b []byte) error { _, err := DecodeEnded(b); return err },
+		"share":      func(b []byte) error { _, err := DecodeShare(b); return err },
+		"unshare":    func(b []byte) error { _, err := DecodeRange(b); return err },
+		"register":   func(b []byte) error { _, err := DecodeRange(b); return err },
+		"prefetch":   func(b []byte) error { _, err := DecodeRange(b); return err },
+		"shared":     func(b []byte) error { _, err := DecodeShared(b); return err },
+		"window":     func(b []byte) error { _, err := DecodeWindow(b); return err },
+		"unwindow":   func(b []byte) error { _, err := DecodeWindow(b); return err },
+		"windowed":   func(b []byte) error { _, err := DecodeShared(b); return err },
+		"ring":       func(b []byte) error { _, err := DecodeRing(b); return err },
+		"ringed":     func(b []byte) error { _, err := DecodeShared(b); return err },
+		"unring":     func(b []byte) error { _, err := DecodeRange(b); return err },
+		"thread":     func(b []byte) error { _, err := DecodeThread(b); return err },
+		"threaded":   func(b []byte) error { _, err := DecodeThreaded(b); return err },
+		"unthread":   func(b []byte) error { _, err := DecodeUnthread(b); return err },
+		"unthreaded": func(b []byte) error { _, err := DecodeShared(b); return err },
+		"helper":     func(b []byte) error { _, err := DecodeHelperRequest(b); return err },
+		"memory":     func(b []byte) error { _, err := decode(b, TypeMemory, headerSize); return err },
+		"mapped":     func(b []byte) error { _, err := decode(b, TypeMapped, headerSize); return err },
 	}
 	set := func(off int, v ...byte) func([]byte) []byte {
 		return func(b []byte) []byte { copy(b[off:], v); return b }
@@ -170,7 +194,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"hello", "255 accepted", set(78, 255), ErrValue},
 		{"hello", "accepted PDID 0", set(78, 3), ErrValue},
 		{"hello", "accepted PDID after the last", set(78, 1), ErrMessage},
-		{"hello", "unknown flag", set(79, 3), ErrValue},
+		{"hello", "unknown flag", set(79, 5), ErrValue},
 		{"hello", "no group", set(112, 0, 0, 0), ErrValue},
 		{"hello", "group with a slash", set(112, '/'), ErrValue},
 		{"hello", "group without NUL", set(112, bytes.Repeat([]byte{'x'}, 64)...), ErrMessage},
@@ -240,6 +264,23 @@ func TestDecodeRefuses(t *testing.T) {
 		{"ringed", "answer to nothing", set(88, 0), ErrMessage},
 		{"unring", "ring 8 of the mailbox", set(80, 8), ErrValue},
 		{"unring", "half a word", set(73, 1), ErrValue},
+		{"thread", "one byte short", func(b []byte) []byte { return set(4, 95)(b[:95]) }, ErrMessage},
+		{"thread", "another type", set(0, 22), ErrMessage},
+		{"thread", "reserved", set(95, 1), ErrMessage},
+		{"threaded", "interface of a slot", set(72, 31), ErrValue},
+		{"threaded", "interface 64", set(72, 64), ErrValue},
+		{"threaded", "thread 8", set(73, 8), ErrValue},
+		{"threaded", "reserved", set(75, 1), ErrMessage},
+		{"threaded", "thread of another interface", set(78, 0x80), ErrValue},
+		{"threaded", "thread of 25 bits", set(79, 1), ErrValue},
+		{"threaded", "protection id 0", set(80, 0, 0, 0), ErrValue},
+		{"threaded", "protection id of 25 bits", set(83, 1), ErrValue},
+		{"threaded", "region 16384", set(85, 0x40), ErrValue},
+		{"threaded", "no token", set(88, make([]byte, 16)...), ErrValue},
+		{"unthread", "thread 8", set(72, 8), ErrValue},
+		{"unthread", "reserved", set(79, 1), ErrMessage},
+		{"unthreaded", "thread 8", set(72, 8), ErrValue},
+		{"unthreaded", "with bytes", set(80, 1), ErrValue},
 		{"helper", "reserved", set(79, 1), ErrMessage},
 		{"helper", "one byte short", func(b []byte) []byte { return set(4, 79)(b[:79]) }, ErrMessage},
 		{"helper", "another type", set(0, 2), ErrMessage},
@@ -325,6 +366,16 @@ func FuzzDecode(f *testing.F) {
 		}
 		if m, err := DecodeHelperRequest(b); err == nil {
 			same("helper", m.Append(nil), nil)
+		}
+		if m, err := DecodeThread(b); err == nil {
+			same("thread", m.Append(nil), nil)
+		}
+		if m, err := DecodeThreaded(b); err == nil {
+			enc, err := m.Append(nil)
+			same("threaded", enc, err)
+		}
+		if m, err := DecodeUnthread(b); err == nil {
+			same("unthread", m.Append(nil), nil)
 		}
 		if m, err := DecodeShared(b); err == nil {
 			same("shared", m.Append(nil), nil)

@@ -10,28 +10,41 @@ import (
 // ErrMemory says that memory cannot be an attachment's: wrong size, alignment or seals.
 var ErrMemory = errors.New("not an attachment's memory")
 
-// Pages is one side's mapping of an attachment's four pages: the descriptors, the doorbell, and
-// the Port of its one interface with the attachment's flags. Its methods are safe for concurrent
-// use until the mapping is unmapped. All accesses are sequentially consistent atomics of their own
+// Pages is one side's mapping of an attachment's memory: the descriptors, the doorbell, the Port of
+// the attachment's own interface with its flags, and the Ports of its threads, if the process has
+// requested them. Its methods are safe for concurrent use until the mapping is unmapped. All accesses are sequentially consistent atomics of their own
 // width. A channel argument is taken modulo the number of channels.
 type Pages struct {
 	Port
 	words
-	b []byte
+	b       []byte
+	threads [MaxThreads]Port // with ThreadMemorySize
 }
 
-// NewPages returns accessors for b, which must be MemorySize bytes, aligned to 8.
+// NewPages returns accessors for b, which must be MemorySize or ThreadMemorySize bytes, aligned to 8.
 // The caller keeps b mapped while the Pages is used. Errors match ErrMemory.
 func NewPages(b []byte) (*Pages, error) {
-	if len(b) != MemorySize {
-		return nil, fmt.Errorf("%w: %d bytes, want %d", ErrMemory, len(b), MemorySize)
+	if len(b) != MemorySize && len(b) != ThreadMemorySize {
+		return nil, fmt.Errorf("%w: %d bytes, want %d, or %d with threads", ErrMemory, len(b), MemorySize, ThreadMemorySize)
 	}
 	w, ok := wordsOf(b)
 	if !ok {
 		return nil, fmt.Errorf("%w: address not aligned to 8 bytes", ErrMemory)
 	}
-	return &Pages{Port: Port{w.part(PktzPage)}, words: w, b: b}, nil
+	p := &Pages{Port: Port{w.part(PktzPage)}, words: w, b: b}
+	if p.HasThreads() {
+		for i := range p.threads {
+			p.threads[i] = Port{w.part(MemorySize + PortSize*uint32(i))}
+		}
+	}
+	return p, nil
 }
+
+// HasThreads reports whether the memory has the Ports of threads.
+func (p *Pages) HasThreads() bool { return len(p.b) == ThreadMemorySize }
+
+// Thread returns the Port of thread i, below MaxThreads. The memory must have them.
+func (p *Pages) Thread(i int) *Port { return &p.threads[i&(MaxThreads-1)] }
 
 // Bytes returns the mapping itself. Use it to identify or unmap the pages, not to read them: only
 // the atomic methods are safe against the other side.
@@ -86,6 +99,9 @@ func (p *Pages) Kick() (asleep bool) {
 	return p.load32(WakeAsleep) != 0
 }
 
+// RingThread says that thread i has published something. Kick must follow.
+func (p *Pages) RingThread(i int) { p.or32(WakeRung, 1<<(i&(MaxThreads-1))) }
+
 // SetServed records that the fault message with this number (nlmsg_seq) has been served, with the
 // errno of paging in its first page (0: none), and wakes pfd if it waits for that.
 func (p *Pages) SetServed(number, errno uint32) {
@@ -139,6 +155,27 @@ func (p *Pages) TakeDoorbell() uint64 {
 		p.store64(DoorbellPage, 0)
 	}
 	return v
+}
+
+// TakeRung takes and clears the bits of the threads that have published something. The process can
+// set any bits.
+func (p *Pages) TakeRung() uint32 {
+	if p.load32(WakeRung) == 0 {
+		return 0
+	}
+	return p.swap32(WakeRung, 0)
+}
+
+// ResetThread clears the Port of thread i for a new thread. The words of waiters stay, because the
+// waiters of the thread before count themselves.
+func (p *Pages) ResetThread(i int) {
+	t := p.Thread(i)
+	for off := uint32(0); off < PortSize; off += 8 {
+		if off != portEvent { // and portWaiters, the other half of the word
+			t.store64(off, 0)
+		}
+	}
+	t.add32(portEvent, 1)
 }
 
 // Descriptor copies channel ch's descriptor into d by eight atomic loads. Later writes of the

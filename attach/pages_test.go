@@ -152,6 +152,52 @@ func TestPageLayout(t *testing.T) {
 	}
 }
 
+// TestThreadPages restates the layout of docs/attach.md 12 in bytes, and that no thread's Port reaches
+// another's.
+func TestThreadPages(t *testing.T) {
+	p, err := NewPages(make([]byte, ThreadMemorySize))
+	if err != nil || !p.HasThreads() || testPages(t).HasThreads() {
+		t.Fatal("memory with threads:", err)
+	}
+	b := p.Bytes()
+	u64 := func(o int) uint64 { return binary.LittleEndian.Uint64(b[o:]) }
+	const k = 0x4000 + 0x2000*5
+	port := p.Thread(5)
+	if !port.Send(1, 3, 4, 0x11) || u64(k+0x400) != 4<<24|3 || u64(k+0x408) != 0x11 {
+		t.Error("the packetizer of thread 5 is not as attach.md 12 has it")
+	}
+	port.Notify()
+	port.AddWaiters(2)
+	if u64(k+0x1008) != 2<<32|1 {
+		t.Errorf("event and waiters %#x", u64(k+0x1008))
+	}
+	if !port.PutMail(0, &Mail{Source: 7}) || u64(k+0x1100) != 1 || u64(k+0x1140) != 7 {
+		t.Error("the mail of thread 5 is not as attach.md 12 has it")
+	}
+	p.RingThread(5)
+	p.RingThread(0)
+	if binary.LittleEndian.Uint32(b[0x3064:]) != 0x21 || p.TakeRung() != 0x21 || p.TakeRung() != 0 {
+		t.Error("RUNG is not taken once")
+	}
+	for i := range b {
+		if i < k || i >= k+0x2000 {
+			if b[i] != 0 {
+				t.Fatalf("byte %#x was written", i)
+			}
+		}
+	}
+	p.ResetThread(5)
+	event := port.Event()
+	for i := k; i < k+0x2000; i += 8 {
+		if v := u64(i); v != 0 && (i != k+0x1008 || v>>32 != 2) {
+			t.Fatalf("word %#x is %#x after a reset", i, v)
+		}
+	}
+	if event != 2 {
+		t.Errorf("EVENT is %d after a reset, want a change", event)
+	}
+}
+
 // TestHostilePages fills the pages with random bytes and calls every method that pfd uses: only
 // the returned values may depend on them.
 func TestHostilePages(t *testing.T) {

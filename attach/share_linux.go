@@ -171,11 +171,14 @@ func checkBounds(t Type, va device.VA, size uint64) error {
 		return checkWords(va, size)
 	case TypeWindow, TypeUnwindow:
 		return checkWindow(va, size)
+	case TypeUnthread:
+		return checkThread(uint64(va), size)
 	}
 	return checkRange(va, size, 0)
 }
 
-// Shared answers a share, a Window, a ring, or a Range. The answer to a ring has type TypeRinged.
+// Shared answers a share, a Window, a ring, a Range, or an Unthread, whose index is then in VA. The
+// answer to a ring has type TypeRinged.
 type Shared struct {
 	Product  string
 	VA       device.VA
@@ -220,7 +223,7 @@ func DecodeShared(b []byte) (Shared, error) {
 		Answered: answered,
 	}
 	switch s.Answered {
-	case TypeShare, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeWindow, TypeUnwindow, TypeRing, TypeUnring:
+	case TypeShare, TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeWindow, TypeUnwindow, TypeRing, TypeUnring, TypeUnthread:
 	default:
 		return Shared{}, fmt.Errorf("%w: answer to type %d", ErrValue, s.Answered)
 	}
@@ -256,6 +259,7 @@ type Handlers struct {
 	Registrar Registrar // nil: userfaultfds are refused
 	Windower  Windower  // nil: memory windows are refused
 	Ringer    Ringer    // nil: rings are refused
+	Threader  Threader  // nil: threads are refused
 }
 
 // Hold serves a welcomed connection until the process ends it (nil) or ctx ends (its error): it
@@ -353,6 +357,22 @@ func (c *Conn) answer(b []byte, fds Descriptors, h *Handlers) error {
 		if fd, err = h.Ringer.Ring(r); err == nil {
 			answer = Descriptors{fd}
 		}
+	case TypeThread:
+		return c.answerThread(b, fds, h.Threader)
+	case TypeUnthread:
+		var u Unthread
+		u, err = DecodeUnthread(b)
+		if err == nil && len(fds) != 0 {
+			err = fmt.Errorf("%w: an unthread with %d descriptors", ErrMessage, len(fds))
+		}
+		if err != nil {
+			return c.Refuse(CodeProtocol, head.Type, err.Error())
+		}
+		done.VA = device.VA(u.Index)
+		if h.Threader == nil {
+			return c.Refuse(CodeUnsupported, head.Type, noThreads)
+		}
+		err = h.Threader.Unthread(int(u.Index))
 	case TypeUnshare, TypeRegister, TypeUnregister, TypePrefetch, TypeInvalidate, TypeUnring:
 		want := 0
 		if head.Type == TypeRegister {
@@ -394,14 +414,48 @@ func (c *Conn) answer(b []byte, fds Descriptors, h *Handlers) error {
 		return c.Refuse(unknownOr(head.Type, CodeProtocol), head.Type,
 			fmt.Sprintf("message type %d is not one that %s accepts on an established attachment: use a pfd that has it", head.Type, Product()))
 	}
-	var refused *RefusedError
-	switch {
-	case errors.As(err, &refused):
-		return c.Refuse(refused.Code, head.Type, refused.Text)
-	case err != nil:
-		return c.Refuse(CodeMemory, head.Type, err.Error())
+	if err != nil {
+		return c.refuse(head.Type, err)
 	}
 	return c.Send(done.Append(nil), answer...)
 }
 
-const noRings = "this pfd has no descriptors to wait on"
+// answerThread answers the request for a thread.
+func (c *Conn) answerThread(b []byte, fds Descriptors, h Threader) error {
+	t, err := DecodeThread(b)
+	if err == nil && len(fds) != 0 {
+		err = fmt.Errorf("%w: a thread with %d descriptors", ErrMessage, len(fds))
+	}
+	if err != nil {
+		return c.Refuse(CodeProtocol, TypeThread, err.Error())
+	}
+	if h == nil {
+		return c.Refuse(CodeUnsupported, TypeThread, noThreads)
+	}
+	answer, memory, err := h.Thread(t)
+	if err != nil {
+		return c.refuse(TypeThread, err)
+	}
+	sent := Descriptors{memory}
+	defer sent.Close()
+	answer.Product = Product()
+	msg, err := answer.Append(nil)
+	if err != nil {
+		return err
+	}
+	return c.Send(msg, sent...)
+}
+
+// refuse answers a message with the error of its handler.
+func (c *Conn) refuse(t Type, err error) error {
+	var refused *RefusedError
+	if errors.As(err, &refused) {
+		return c.Refuse(refused.Code, t, refused.Text)
+	}
+	return c.Refuse(CodeMemory, t, err.Error())
+}
+
+const (
+	noRings   = "this pfd has no descriptors to wait on"
+	noThreads = "this node has no GSAS threads: use an emulated node of a pfd that has them, and attach with threads"
+)

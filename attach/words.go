@@ -7,7 +7,8 @@ import (
 )
 
 // words is shared memory accessed by atomics, from base on. The package's unsafe pointers into
-// the pages are all in this file; every offset is a constant or masked.
+// the pages are all in this file; every offset is a constant or masked. A Port's words are two pages,
+// and its offsets are below that.
 //
 // The KeepAlive in these methods keeps a mapping, which is unmapped with the Pages that holds the
 // words (MapMemory), until the access is done.
@@ -46,6 +47,17 @@ func (w *words) add32(off, v uint32) uint32 {
 	n := atomic.AddUint32(w.w32(off), v)
 	runtime.KeepAlive(w)
 	return n
+}
+
+func (w *words) or32(off, bits uint32) {
+	atomic.OrUint32(w.w32(off), bits)
+	runtime.KeepAlive(w)
+}
+
+func (w *words) swap32(off, v uint32) uint32 {
+	old := atomic.SwapUint32(w.w32(off), v)
+	runtime.KeepAlive(w)
+	return old
 }
 
 func (w *words) load64(off uint32) uint64 {

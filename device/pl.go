@@ -174,7 +174,8 @@ const (
 	MailboxRequest  = 1  // RAPF and doorbell
 	MailboxRead     = 2  // read requests
 	MailboxDriver   = 3  // 3..15 belong to pfd
-	MailboxProcess  = 16 // 16 + slot belongs to a process; 32..63 have no slot and stay disabled
+	MailboxProcess  = 16 // 16 + slot belongs to a process
+	MailboxThread   = 32 // 32..63 belong to GSAS threads, with CapsGSAS; else they stay disabled
 	MailboxDepth    = 64
 	MailboxAckDepth = 2048
 )

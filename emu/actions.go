@@ -42,9 +42,7 @@ func (e *Engine) next(q *itemQueue) *call {
 			e.strike(s, s.att.Bells.Words(a.VA))
 		}
 	case soc.MailArrived:
-		if s := n.slots[int(a.Interface-device.MailboxProcess)%device.Slots]; s != nil {
-			e.deliverMail(s)
-		}
+		e.mailArrived(n, int(a.Interface))
 	}
 	return nil
 }

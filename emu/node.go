@@ -42,11 +42,18 @@ type node struct {
 	flight       flight // frames that it has sent
 	pending      uint32 // vectors to be delivered
 	slots        [device.Slots]*slot
+	threads      [device.Interfaces]thread // by interface, 32..63
 	accesses     Accesses
 	outside      Outside
 	sleepers     [device.Slots]sleeper // of the memory that the driver's tables name
 	outsideBusy  bool                  // a call that asks the driver is in progress
 	outsideCalls []*call               // calls that wait for it
+}
+
+// thread is a thread of an attached process.
+type thread struct {
+	slot  *slot
+	index int
 }
 
 // sleeper accounts for calls that sleep.
@@ -63,12 +70,13 @@ type slot struct {
 	index   int
 	att     *Attachment
 	gone    bool
-	apart   int     // calls that are made apart
-	late    int     // calls that have lost their lease
-	held    []*call // calls that wait for a thread
-	starved bool    // a page-in has waited for a thread in vain, and none has got one since
-	wasLate bool    // when it was attached, others of its user had calls that had lost their lease
-	waits   int     // calls that wait for an answer
+	apart   int                      // calls that are made apart
+	late    int                      // calls that have lost their lease
+	held    []*call                  // calls that wait for a thread
+	starved bool                     // a page-in has waited for a thread in vain, and none has got one since
+	wasLate bool                     // when it was attached, others of its user had calls that had lost their lease
+	waits   int                      // calls that wait for an answer
+	threads [attach.MaxThreads]uint8 // their interfaces, 0: there is none
 
 	sleeper
 	unseenUntil int64 // in the time of Now: memory that its process shares is not touched

@@ -21,8 +21,11 @@ func (e processes) Ring(p *owner.Process[*slot], channel int) {
 }
 
 // Send implements owner.User.
-func (e processes) Send(p *owner.Process[*slot], channel int, m *attach.Message) uint64 {
+func (e processes) Send(p *owner.Process[*slot], thread, channel int, m *attach.Message) uint64 {
 	s := p.Slot
+	if thread != owner.Own {
+		return e.send(s, int(s.threads[thread]), channel, m)
+	}
 	if s.declines(m) {
 		return device.PktzFree
 	}
@@ -32,7 +35,11 @@ func (e processes) Send(p *owner.Process[*slot], channel int, m *attach.Message)
 			e.ring(s, int(d.Channel)%device.ChannelsPerSlot, soc.DescriptorCopied)
 		}
 	}
-	iface := device.MailboxProcess + s.index
+	return e.send(s, device.MailboxProcess+s.index, channel, m)
+}
+
+// send sends a message of interface iface, and returns its channel's status.
+func (e *Engine) send(s *slot, iface, channel int, m *attach.Message) uint64 {
 	e.step(s.node, &soc.Event{
 		Kind: soc.MessageSent, Interface: iface, Channel: channel,
 		Destination: packetizer.Destination(m.Node, m.Mailbox, m.Generation), Words: m.Words, N: m.N, Number: m.Number,
@@ -41,7 +48,9 @@ func (e processes) Send(p *owner.Process[*slot], channel int, m *attach.Message)
 }
 
 // Room implements owner.User.
-func (e processes) Room(p *owner.Process[*slot]) bool { return e.deliverMail(p.Slot) }
+func (e processes) Room(p *owner.Process[*slot], thread int) bool {
+	return e.deliverMail(p.Slot, thread)
+}
 
 // Answers implements owner.User.
 func (processes) Answers(p *owner.Process[*slot]) bool {
@@ -70,11 +79,24 @@ func (e *Engine) ring(s *slot, ch int, kind soc.EventKind) {
 	e.step(s.node, &ev)
 }
 
-// deliverMail moves messages from the node's mailbox to the process's ring while there is room. The
-// rest follows when the process has read some. It reports whether it has moved any.
-func (e *Engine) deliverMail(s *slot) bool {
-	any := s.process.Deliver(func(m *attach.Mail) bool {
-		box := device.MailboxProcess + s.index
+// mailArrived delivers the mail of interface iface, 16..63, if a process has it.
+func (e *Engine) mailArrived(n *node, iface int) {
+	if t := n.threads[iface%device.Interfaces]; t.slot != nil {
+		e.deliverMail(t.slot, t.index)
+	} else if s := n.slots[(iface-device.MailboxProcess)%device.Slots]; s != nil && iface < device.MailboxThread {
+		e.deliverMail(s, owner.Own)
+	}
+}
+
+// deliverMail moves messages from the node's mailbox to the ring of the process, or of a thread of
+// it, while there is room. The rest follows when the process has read some. It reports whether it has
+// moved any.
+func (e *Engine) deliverMail(s *slot, thread int) bool {
+	box := device.MailboxProcess + s.index
+	if thread != owner.Own {
+		box = int(s.threads[thread])
+	}
+	any := s.process.Deliver(thread, func(m *attach.Mail) bool {
 		source, words, ok := s.node.soc.TakeMail(box)
 		if !ok {
 			return false
@@ -85,10 +107,42 @@ func (e *Engine) deliverMail(s *slot) bool {
 		*m = attach.Mail{Source: source.Encode(), Words: words}
 		return true
 	})
-	if any {
+	if any && thread == owner.Own {
 		e.strike(s, s.att.Bells.Mail())
 	}
 	return any
+}
+
+// AttachThread gives interface iface, 32..63, of a node to thread index of the process in a slot, whose
+// Port was reset. On the owning goroutine.
+func (e *Engine) AttachThread(nodeIndex, slotIndex, index, iface int) error {
+	n := e.nodes[nodeIndex]
+	s := n.slots[slotIndex]
+	switch {
+	case s == nil || !s.att.Pages.HasThreads():
+		return fmt.Errorf("%w: slot %d of node %d has no threads", ErrConfig, slotIndex, nodeIndex)
+	case iface < device.MailboxThread || iface >= device.Interfaces || n.threads[iface].slot != nil:
+		return fmt.Errorf("%w: interface %d of node %d is taken or no thread's", ErrConfig, iface, nodeIndex)
+	case index < 0 || index >= attach.MaxThreads || s.threads[index] != 0:
+		return fmt.Errorf("%w: slot %d of node %d has thread %d already, or cannot have it", ErrConfig, slotIndex, nodeIndex, index)
+	}
+	n.threads[iface] = thread{s, index}
+	s.threads[index] = uint8(iface)
+	s.process.AddThread(index)
+	return nil
+}
+
+// DetachThread undoes AttachThread. Nothing is written to the thread's Port afterwards. On the owning
+// goroutine.
+func (e *Engine) DetachThread(nodeIndex, slotIndex, index int) {
+	n := e.nodes[nodeIndex]
+	s := n.slots[slotIndex]
+	if s == nil || s.threads[index] == 0 {
+		return
+	}
+	s.process.RemoveThread(index)
+	n.threads[s.threads[index]] = thread{}
+	s.threads[index] = 0
 }
 
 // Attach ties a process to a slot of a node. On the owning goroutine.
@@ -136,5 +190,8 @@ func (e *Engine) Detach(nodeIndex, slotIndex int) {
 		}
 	}
 	e.tracer.client(s, trace.Final)
+	for i := range s.threads {
+		e.DetachThread(nodeIndex, slotIndex, i)
+	}
 	n.slots[slotIndex] = nil
 }

@@ -16,7 +16,7 @@ import (
 type recorder struct {
 	did  []string
 	busy bool
-	room func(p *Process[int]) bool
+	room func(p *Process[int], thread int) bool
 }
 
 func (r *recorder) note(format string, args ...any) {
@@ -25,16 +25,20 @@ func (r *recorder) note(format string, args ...any) {
 
 func (r *recorder) Ring(p *Process[int], channel int) { r.note("%d rings for %d", p.Slot, channel) }
 
-func (r *recorder) Send(p *Process[int], channel int, m *attach.Message) uint64 {
-	r.note("%d sends %d words by %d", p.Slot, m.N, channel)
+func (r *recorder) Send(p *Process[int], thread, channel int, m *attach.Message) uint64 {
+	of := ""
+	if thread != Own {
+		of = fmt.Sprintf(" of thread %d", thread)
+	}
+	r.note("%d sends %d words by %d%s", p.Slot, m.N, channel, of)
 	return device.PktzRefused
 }
 
-func (r *recorder) Room(p *Process[int]) bool  { return r.room(p) }
-func (r *recorder) Answers(*Process[int]) bool { return false }
-func (r *recorder) Busy(*Process[int]) bool    { return r.busy }
-func (r *recorder) Mutes(p *Process[int])      { r.note("%d is muted", p.Slot) }
-func (r *recorder) Fired(fd int)               { r.note("descriptor %d", fd) }
+func (r *recorder) Room(p *Process[int], thread int) bool { return r.room(p, thread) }
+func (r *recorder) Answers(*Process[int]) bool            { return false }
+func (r *recorder) Busy(*Process[int]) bool               { return r.busy }
+func (r *recorder) Mutes(p *Process[int])                 { r.note("%d is muted", p.Slot) }
+func (r *recorder) Fired(fd int)                          { r.note("descriptor %d", fd) }
 
 // rig is a loop with processes, whose owner is the test. The test sets the time.
 type rig struct {
@@ -349,9 +353,9 @@ func TestFullRing(t *testing.T) {
 		sent++
 		return true
 	}
-	r.room = func(p *Process[int]) bool { return p.Deliver(next) }
+	r.room = func(p *Process[int], thread int) bool { return p.Deliver(thread, next) }
 	got := uint64(0)
-	for r.processes[0].Deliver(next) {
+	for r.processes[0].Deliver(Own, next) {
 	}
 	for passes := 0; got < messages; passes++ {
 		if passes > messages {
@@ -366,6 +370,73 @@ func TestFullRing(t *testing.T) {
 		if full {
 			r.kick(0)
 			r.Look(r.now, never)
+		}
+	}
+}
+
+// TestThreads: the owner takes what threads have published that RUNG names, those that it knows
+// alone, and delivers the mail of each to its own ring.
+func TestThreads(t *testing.T) {
+	r := newRig(t, 0)
+	m, err := attach.NewThreadMemory()
+	r.ok(err)
+	t.Cleanup(func() { _ = m.Close() })
+	p := &Process[int]{Pages: m.Pages, Wake: m.WakeFD(), Slot: 9}
+	r.ok(r.Attach(p, r.now))
+	r.memory = append(r.memory, m)
+	r.pass(0)
+	publish := func() {
+		for _, i := range []int{2, 5} {
+			m.Thread(i).Send(i%4, 1, 4, 1, 2, 3)
+			m.RingThread(i)
+		}
+		r.kick(0)
+	}
+	p.AddThread(5)
+	publish()
+	r.pass(0, "9 sends 3 words by 1 of thread 5")
+	if m.Thread(2).SendStatus(2) != device.PktzBusy || m.Thread(5).SendStatus(1) != device.PktzRefused {
+		t.Error("the channels of a thread that does not exist, or of one that does, have the wrong status")
+	}
+	m.SetPktzStatus(2, 0)
+	p.AddThread(2)
+	m.Ring(1)
+	publish()
+	r.pass(0, "9 rings for 1")
+	r.pass(0, "9 sends 3 words by 2 of thread 2", "9 sends 3 words by 1 of thread 5")
+	r.pass(0)
+	p.RemoveThread(5)
+	publish()
+	r.pass(0, "9 sends 3 words by 2 of thread 2")
+
+	// A full ring of one thread holds nothing back from another.
+	p.AddThread(0)
+	sent := map[int]uint64{}
+	next := func(thread int) func(*attach.Mail) bool {
+		return func(out *attach.Mail) bool {
+			out.Source = sent[thread]
+			sent[thread]++
+			return sent[thread] <= attach.MailSlots+1
+		}
+	}
+	p.Deliver(2, next(2))
+	if !p.Deliver(0, next(0)) || m.Port.HasMail() {
+		t.Error("mail did not reach thread 0, or reached the process's own ring")
+	}
+	r.room = func(p *Process[int], thread int) bool {
+		r.note("room %d", thread)
+		return p.Deliver(thread, func(*attach.Mail) bool { return false })
+	}
+	for i := range uint64(attach.MailSlots + 1) {
+		var got attach.Mail
+		ok, full := m.Thread(2).TakeMail(&got)
+		if !ok || got.Source != i || full != (i < 2) {
+			t.Fatalf("message %d: %v, source %d, full %v", i, ok, got.Source, full)
+		}
+		if i == 0 { // the message that was held makes the ring full again
+			m.RingThread(2)
+			r.kick(0)
+			r.pass(0, "room 2")
 		}
 	}
 }

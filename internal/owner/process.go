@@ -1,6 +1,8 @@
 package owner
 
 import (
+	"math/bits"
+
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 )
@@ -22,22 +24,33 @@ type Process[S any] struct {
 	here  bool  // it is attached: its pages are mapped
 	muted int64 // until then its kicks are ignored, 0: they are not
 
-	tail  uint32      // messages put into its ring
-	held  attach.Mail // taken from its mailbox while the ring was full
-	holds bool
+	mail    mail
+	has     uint32                  // bit i: it has thread i
+	threads [attach.MaxThreads]mail // of its threads
 
 	message attach.Message // of take: it would allocate one for each call of User.Send
 }
 
-// User does the work of a Loop. The owner calls its methods.
+// mail is what the owner knows of a mailbox that it copies to a Port.
+type mail struct {
+	tail  uint32      // messages put into the ring
+	held  attach.Mail // taken from the mailbox while the ring was full
+	holds bool
+}
+
+// Own, in place of the index of a thread, stands for the process's own interface.
+const Own = -1
+
+// User does the work of a Loop. The owner calls its methods. thread is the index of a thread of the
+// process, or Own.
 type User[S any] interface {
 	// Ring starts or continues a transfer: the process has rung the doorbell for channel.
 	// device.ChannelsPerSlot stands for all channels that do not exist.
 	Ring(p *Process[S], channel int)
 	// Send sends a message of a packetizer channel and returns the channel's status.
-	Send(p *Process[S], channel int, m *attach.Message) (status uint64)
+	Send(p *Process[S], thread, channel int, m *attach.Message) (status uint64)
 	// Room reports whether it could deliver held messages (Process.Deliver).
-	Room(p *Process[S]) bool
+	Room(p *Process[S], thread int) bool
 	// Answers reports whether a kick of the process may announce an answer rather than something
 	// that it has published.
 	Answers(p *Process[S]) bool
@@ -77,15 +90,18 @@ func (p *Process[S]) take(u User[S]) (any bool) {
 		p.sends = true
 		return true
 	}
-	if p.holds {
-		any = u.Room(p)
+	if p.has != 0 {
+		any = p.takeThreads(u)
+	}
+	if p.mail.holds {
+		any = u.Room(p, Own) || any
 	}
 	told := false // a message to another process was taken, for whose STATUS its sender may wait
 	for c := range device.PktzChannels {
 		if p.Pages.TakeSend(c, &p.message) {
 			any = true
 			told = told || p.message.Mailbox >= device.MailboxProcess
-			p.Pages.SetPktzStatus(c, u.Send(p, c, &p.message))
+			p.Pages.SetPktzStatus(c, u.Send(p, Own, c, &p.message))
 		}
 	}
 	if told && p.Pages.Waiting() {
@@ -94,23 +110,60 @@ func (p *Process[S]) take(u User[S]) (any bool) {
 	return any
 }
 
-// Deliver moves messages into the process's ring until it is full, and wakes the process. next
-// takes a message from the process's mailbox; it returns false if there is none. Deliver reports
-// whether it moved any. A message without room is held: User.Room is called when the process has
-// kicked.
-func (p *Process[S]) Deliver(next func(*attach.Mail) bool) (any bool) {
+// takeThreads handles what the threads have published that the process names in RUNG. It reports
+// whether there was anything.
+func (p *Process[S]) takeThreads(u User[S]) (any bool) {
+	for rung := p.Pages.TakeRung() & p.has; rung != 0; rung &= rung - 1 {
+		i := bits.TrailingZeros32(rung)
+		port := p.Pages.Thread(i)
+		if p.threads[i].holds {
+			any = u.Room(p, i) || any
+		}
+		refused := false
+		for c := range device.PktzChannels {
+			if port.TakeSend(c, &p.message) {
+				any = true
+				status := u.Send(p, i, c, &p.message)
+				refused = refused || status != device.PktzFree
+				port.SetPktzStatus(c, status)
+			}
+		}
+		if refused && port.Waiting() {
+			port.Notify()
+		}
+	}
+	return any
+}
+
+// AddThread makes the process have thread i, whose Port was reset.
+func (p *Process[S]) AddThread(i int) {
+	p.threads[i] = mail{}
+	p.has |= 1 << i
+}
+
+// RemoveThread undoes that. The owner does not touch the thread's Port any more.
+func (p *Process[S]) RemoveThread(i int) { p.has &^= 1 << i }
+
+// Deliver moves messages into the ring of a thread, or Own, until it is full, and wakes its waiters.
+// next takes a message from the mailbox; it returns false if there is none. Deliver reports whether
+// it moved any. A message without room is held: User.Room is called when the process has kicked.
+func (p *Process[S]) Deliver(thread int, next func(*attach.Mail) bool) (any bool) {
+	port, m := &p.Pages.Port, &p.mail
+	if thread != Own {
+		port, m = p.Pages.Thread(thread), &p.threads[thread]
+	}
 	for range device.MailboxDepth + 1 { // the one that is held, and the mailbox
-		if !p.holds && !next(&p.held) {
+		if !m.holds && !next(&m.held) {
 			break
 		}
-		if p.holds = !p.Pages.PutMail(p.tail, &p.held); p.holds {
+		if m.holds = !port.PutMail(m.tail, &m.held); m.holds {
 			break
 		}
-		p.tail++
+		m.tail++
 		any = true
 	}
-	if any || p.holds {
-		p.Pages.Notify() // one whose ring is full may be asleep, too
+	if any || m.holds {
+		port.Notify() // one whose ring is full may be asleep, too
 	}
 	return any
 }

@@ -115,7 +115,7 @@ func (processes) Ring(p *owner.Process[*slot], channel int) {
 }
 
 // Send implements owner.User.
-func (processes) Send(p *owner.Process[*slot], channel int, m *attach.Message) uint64 {
+func (processes) Send(p *owner.Process[*slot], _, channel int, m *attach.Message) uint64 {
 	if l := p.Slot.node.link.Load(); l != nil {
 		return p.Slot.send(l, channel, m)
 	}
@@ -123,7 +123,7 @@ func (processes) Send(p *owner.Process[*slot], channel int, m *attach.Message) u
 }
 
 // Room implements owner.User: the mailbox is read when its time has come.
-func (processes) Room(p *owner.Process[*slot]) bool {
+func (processes) Room(p *owner.Process[*slot], _ int) bool {
 	if p.Slot.events() != nil {
 		return p.Slot.take()
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/queues"
+	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/mailbox"
 )
 
@@ -69,7 +70,7 @@ func (s *slot) take() (any bool) {
 	m := &s.mail
 	box := mailbox.NewBox(s.node.windows[device.MBOX], device.MailboxProcess+s.index)
 	r := s.events()
-	any = s.process.Deliver(func(out *attach.Mail) bool {
+	any = s.process.Deliver(owner.Own, func(out *attach.Mail) bool {
 		if len(m.came) > 0 {
 			*out = m.came[0]
 			m.came = m.came[:copy(m.came, m.came[1:])]

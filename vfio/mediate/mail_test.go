@@ -18,7 +18,7 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 	defer mem.Close()
 	s := &slot{node: new(node), att: &Attachment{Pages: mem.Pages}}
 	s.process = owner.Process[*slot]{Pages: mem.Pages, Slot: s}
-	for s.process.Deliver(func(*attach.Mail) bool { return true }) {
+	for s.process.Deliver(owner.Own, func(*attach.Mail) bool { return true }) {
 	}
 	m := &s.mail
 	m.due = true
@@ -34,7 +34,7 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 	if ok, full := mem.TakeMail(&got); !ok || !full {
 		t.Fatalf("taken %v, full %v", ok, full)
 	}
-	if processes.Room(processes{}, &s.process); !m.due {
+	if processes.Room(processes{}, &s.process, owner.Own); !m.due {
 		t.Error("the mailbox is not polled after the process has made room")
 	}
 }

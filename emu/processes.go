@@ -113,7 +113,7 @@ func (e *Engine) deliverMail(s *slot, thread int) bool {
 	return any
 }
 
-// AttachThread gives interface iface, 32..63, of a node to thread index of the process in a slot, whose
+// AttachThread connects interface iface, 32..63, of a node to thread index of the process in a slot, whose
 // Port was reset. On the owning goroutine.
 func (e *Engine) AttachThread(nodeIndex, slotIndex, index, iface int) error {
 	n := e.nodes[nodeIndex]

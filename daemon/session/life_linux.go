@@ -104,7 +104,7 @@ func (d *Host) handshake(ctx context.Context, c *attach.Conn) (_ *session, err e
 			s.close()
 		}
 	}()
-	if err := s.open(peer); err != nil {
+	if err := s.open(peer, hello.Threads); err != nil {
 		return nil, err
 	}
 	err = c.Offer(ctx, s.pages, int(s.netlink.Fd()))
@@ -142,12 +142,16 @@ func (d *Host) handshake(ctx context.Context, c *attach.Conn) (_ *session, err e
 
 // open makes what needs no register: the process's descriptors, its pages and its netlink
 // socket.
-func (s *session) open(peer attach.Peer) error {
+func (s *session) open(peer attach.Peer, threads bool) error {
 	var err error
 	if s.exit, err = exitFile(peer.PIDFD); err != nil {
 		return refusal(attach.CodeInternal, "pfd: watching the process: %v: see its log", limits.Explain(err))
 	}
-	if s.pages, err = attach.NewMemory(); err != nil {
+	memory := attach.NewMemory
+	if threads {
+		memory = attach.NewThreadMemory
+	}
+	if s.pages, err = memory(); err != nil {
 		return refusal(attach.CodeInternal, "pfd: %v: see its log", limits.Explain(err))
 	}
 	if s.method == pagein.Populate {

@@ -31,7 +31,7 @@ type Process[S any] struct {
 	message attach.Message // of take: it would allocate one for each call of User.Send
 }
 
-// mail is what the owner knows of a mailbox that it copies to a Port.
+// mail is the owner's part of a mailbox that it copies to a Port.
 type mail struct {
 	tail  uint32      // messages put into the ring
 	held  attach.Mail // taken from the mailbox while the ring was full

@@ -22,10 +22,18 @@ const (
 	PLTXFIFOStatus = 0x1110
 	PLTXFIFOExt    = 0x1120
 
-	PLPktzCfg = 0x2000 // +8n, n 0..63
-	PLMboxCfg = 0x2400 // +8n, n 0..63
-	PLPDCfg   = 0x3000 // +8n, n 0..15
-	PLPDPeers = 0x3400 // +32n+8k, n 0..15, k 0..3
+	PLPktzCfg  = 0x2000 // +8n, n 0..63
+	PLMboxCfg  = 0x2400 // +8n, n 0..63
+	PLPktzProt = 0x2800 // +8n, n 0..63, with CapsGSAS
+	PLPDCfg    = 0x3000 // +8n, n 0..15
+	PLPDPeers  = 0x3400 // +32n+8k, n 0..15, k 0..3
+
+	PLGSASCtrl  = 0x3800 // RW [0] enable, with CapsGSAS
+	PLGSASPage  = 0x3808 // RW the pages that are selected
+	PLGSASEntry = 0x3810 // RW their entry: writing it takes GSAS_BACK over
+	PLGSASBack  = 0x3818 // RW where their bytes are
+	PLGSASGrant = 0x3820 // RW a grant to another tree
+	PLGSASWant  = 0x3828 // RO a page that is wanted and not present; reading pops it
 
 	PLWinSelect = 0x3900 // RW window [5:0] of slot [11:8], with CapsWindows
 	PLWinVA     = 0x3908 // RW address of the selected window
@@ -49,8 +57,8 @@ const (
 	OutstandingReset = 2 // 001
 )
 
-// CAPS (spec/hardware.md 3). CapsQueues (docs/spec/queues.md), CapsPeek (docs/spec/peek.md) and
-// CapsWindows are defined by this project.
+// CAPS (spec/hardware.md 3). CapsQueues (docs/spec/queues.md), CapsPeek (docs/spec/peek.md),
+// CapsWindows and CapsGSAS (docs/spec/gsas.md) are defined by this project.
 const (
 	CapsVABitsMask  = 0x3f // [5:0]
 	CapsBanksShift  = 6    // [10:6]
@@ -62,6 +70,7 @@ const (
 	CapsQueues      = 1 << 28
 	CapsPeek        = 1 << 29
 	CapsWindows     = 1 << 30
+	CapsGSAS        = 1 << 31
 	CapsBanksMask   = 0x1f
 	CapsDepthMask   = 0x3ff
 	CtrlEnable      = 1 << 0
@@ -174,8 +183,9 @@ const (
 	MailboxRequest  = 1  // RAPF and doorbell
 	MailboxRead     = 2  // read requests
 	MailboxDriver   = 3  // 3..15 belong to pfd
+	MailboxGSAS     = 4  // of these, the unit's, with CapsGSAS: threads' requests
 	MailboxProcess  = 16 // 16 + slot belongs to a process
-	MailboxThread   = 32 // 32..63 belong to GSAS threads, with CapsGSAS; else they stay disabled
+	MailboxThread   = 32 // 32..63 belong to threads, with CapsGSAS
 	MailboxDepth    = 64
 	MailboxAckDepth = 2048
 )

@@ -4,6 +4,7 @@ package device
 const (
 	srcPL   = "spec/hardware.md 3, defined here"
 	srcQ    = "spec/hardware.md 3, docs/spec/queues.md, defined here; after Arm IHI 0070 3.5, NVM Express Base 3.3.1"
+	srcGSAS = "spec/gsas.md 4, defined here"
 	srcTime = "spec/hardware.md 3; 001 §4.2"
 	srcFIFO = "spec/hardware.md 4; 000 table 3.2, offsets defined here"
 	srcSMMU = "spec/hardware.md 5; Arm IHI 0062"
@@ -18,6 +19,7 @@ const (
 	allBits  = ^uint64(0)
 	low32    = 1<<32 - 1
 	cfgBits  = 1<<40 - 1 | PktzFormGSAS | CfgEnable
+	mboxBits = PDIDMask | mboxProtection | MboxEvents | CfgEnable
 	pdBits   = 1<<48 - 1 | CfgEnable
 	statBits = FIFOLevelMask | FIFOOverflow | FIFOEmpty | FIFOFull
 	vectors  = 1<<Vectors - 1
@@ -29,8 +31,8 @@ func plRegisters() []Register {
 		{Name: "ID", Offset: PLID, Width: 4, Reset: IDValue, Read: low32, Source: srcPL, fields: "id[31:0]"},
 		{Name: "VERSION", Offset: PLVersion, Width: 4, Reset: VersionValue, Read: low32, Source: srcPL, fields: "major[31:16] minor[15:0]"},
 		{Name: "CAPS", Offset: PLCaps, Width: 8, Varies: true, Halves: true,
-			Read:   CapsVABitsMask | CapsBanksMask<<CapsBanksShift | CapsDepthMask<<CapsDepthShift | CapsTXFIFO | CapsWideIOVA | CapsStall | CapsSVA | CapsQueues | CapsPeek | CapsWindows,
-			Source: srcPL, fields: "va_bits[5:0] banks[10:6] fifo_depth[20:11] txfifo[24] wide_iova[25] stall[26] sva[27] queues[28] peek[29] windows[30]"},
+			Read:   CapsVABitsMask | CapsBanksMask<<CapsBanksShift | CapsDepthMask<<CapsDepthShift | CapsTXFIFO | CapsWideIOVA | CapsStall | CapsSVA | CapsQueues | CapsPeek | CapsWindows | CapsGSAS,
+			Source: srcPL, fields: "va_bits[5:0] banks[10:6] fifo_depth[20:11] txfifo[24] wide_iova[25] stall[26] sva[27] queues[28] peek[29] windows[30] gsas[31]"},
 		{Name: "NODE_ID", Offset: PLNodeID, Width: 4, Varies: true, Read: NodeIDMask, Write: NodeIDMask, Source: "spec/hardware.md 3; 002 III.B", fields: "node[21:0]"},
 		{Name: "CTRL", Offset: PLCtrl, Width: 4, Read: CtrlEnable, Write: CtrlEnable, Act: CtrlReset, Source: srcPL, fields: "enable[0] reset[1]"},
 		{Name: "IRQ_STATUS", Offset: PLIRQStatus, Width: 4, Read: vectors, W1C: vectors, Source: srcPL, fields: "fault[0] fifo[1] mailbox[2] done[3]"},
@@ -42,7 +44,8 @@ func plRegisters() []Register {
 
 		{Name: "PKTZ_CFG", Offset: PLPktzCfg, Count: Interfaces, Stride: 8, Width: 8, Read: cfgBits, Write: cfgBits, Source: "spec/hardware.md 3; 003 fig. 9, offset defined here",
 			fields: "pdid[15:0] node[33:16] interface[39:34] gsas[62] enable[63]"},
-		{Name: "MBOX_CFG", Offset: PLMboxCfg, Count: Interfaces, Stride: 8, Width: 8, Read: PDIDMask | MboxEvents | CfgEnable, Write: PDIDMask | MboxEvents | CfgEnable, Source: srcPL, fields: "pdid[15:0] events[62] enable[63]"},
+		{Name: "MBOX_CFG", Offset: PLMboxCfg, Count: Interfaces, Stride: 8, Width: 8, Read: mboxBits, Write: mboxBits, Cap: CapsGSAS, CapMask: mboxProtection, Source: srcPL,
+			fields: "pdid[15:0] protection[39:16] events[62] enable[63]"},
 		{Name: "PD_CFG", Offset: PLPDCfg, Count: Slots, Stride: 8, Width: 8, Read: pdBits, Write: pdBits, Source: srcPL, fields: "pdid[15:0] generation[47:16] enable[63]"},
 		{Name: "PD_PEERS", Offset: PLPDPeers, Count: Slots * PeersPerSlot / 4, Stride: 8, Width: 8, Read: allBits, Write: allBits, Source: srcPL,
 			fields: "peer0[15:0] peer1[31:16] peer2[47:32] peer3[63:48]"},
@@ -53,6 +56,7 @@ func plRegisters() []Register {
 	regs = append(regs, queueRegisters("CMDQ", PLCommandQueue)...)
 	regs = append(regs, peekRegisters()...)
 	regs = append(regs, windowRegisters()...)
+	regs = append(regs, gsasRegisters()...)
 	for i := range regs {
 		regs[i].Window = PL
 	}
@@ -71,6 +75,23 @@ func windowRegisters() []Register {
 	}
 	for i := range regs {
 		regs[i].Source, regs[i].Cap, regs[i].CapMask = srcPL, CapsWindows, regs[i].Read
+	}
+	return regs
+}
+
+// gsasRegisters are those of threads and of the GSAS unit, present with CAPS[31].
+func gsasRegisters() []Register {
+	regs := []Register{
+		{Name: "PKTZ_PROT", Offset: PLPktzProt, Count: Interfaces, Stride: 8, Width: 8, Read: protBits, Write: protBits, fields: "protection[23:0] slot[27:24]"},
+		{Name: "GSAS_CTRL", Offset: PLGSASCtrl, Width: 4, Read: GSASEnable, Write: GSASEnable, fields: "enable[0]"},
+		{Name: "GSAS_PAGE", Offset: PLGSASPage, Width: 8, Read: gsasRunBits, Write: gsasRunBits, fields: "first[35:0] more[51:36]"},
+		{Name: "GSAS_ENTRY", Offset: PLGSASEntry, Width: 8, Read: gsasEntryBits | GSASBusy, Write: gsasEntryBits, fields: "protection[23:0] grant[30:24] busy[61] present[62] valid[63]"},
+		{Name: "GSAS_BACK", Offset: PLGSASBack, Width: 8, Read: allBits &^ (PageSize - 1), Write: allBits &^ (PageSize - 1), fields: "page[63:12]"},
+		{Name: "GSAS_GRANT", Offset: PLGSASGrant, Width: 8, Read: gsasGrantBits, Write: gsasGrantBits, fields: "grant[6:0] protection[30:7] read[31] write[32] valid[63]"},
+		{Name: "GSAS_WANT", Offset: PLGSASWant, Width: 8, Reset: GSASNoPage, Read: allBits, fields: "page[63:0]"},
+	}
+	for i := range regs {
+		regs[i].Source, regs[i].Cap, regs[i].CapMask = srcGSAS, CapsGSAS, regs[i].Read
 	}
 	return regs
 }

@@ -7,6 +7,7 @@ package packetizer
 
 import (
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/mailbox"
 )
 
@@ -16,7 +17,7 @@ type Config struct {
 	PDID      device.PDID   // [15:0]
 	Node      device.NodeID // [33:16]: the thread and node id's low 18 bits
 	Interface uint8         // [39:34]: the thread and node id's high 6 bits
-	GSAS      bool          // [62]: form 1; form 0 are the R5 words
+	GSAS      bool          // [62]: form 1, of threads; form 0 are the R5 words
 	Enable    bool          // [63]
 }
 
@@ -58,28 +59,27 @@ func DecodeConfig(v uint64) Config {
 	}
 }
 
-// The wired bits of a payload's first u64 (spec/messages.md 2 and 4).
-const (
-	wiredR5   = device.PDIDMask << mailbox.PDIDShift // form 0: word0[17:2]
-	wiredGSAS = 1<<56 - 1                            // form 1: thread, PDID, reserved
+// wiredR5 are the wired bits of form 0 in a payload's first u64 (spec/messages.md 2); those of form 1
+// are atomics.WiredBits.
+const wiredR5 = device.PDIDMask << mailbox.PDIDShift
 
-	gsasPDIDShift = threadBits // protection id [47:24]
-)
-
-// Stamp writes the wired bits of PKTZ_CFG value cfg over the payload's first u64, as the hardware
-// does on SEND, overwriting the sender's bits. Form 0 wires the PDID into word0[17:2]; form 1
-// wires the first 56 bits: thread and node ID, protection ID, and zeros in the reserved byte.
+// Stamp writes the wired bits of form 0 over the payload's first u64, as the hardware does on SEND,
+// overwriting the sender's bits: the PDID of PKTZ_CFG value cfg goes into word0[17:2].
 func Stamp(cfg uint64, payload []uint64) {
+	if len(payload) > 0 {
+		payload[0] = payload[0]&^wiredR5 | cfg&device.PDIDMask<<mailbox.PDIDShift
+	}
+}
+
+// StampThread writes the wired bits of form 1: the thread of PKTZ_CFG value cfg, the protection ID
+// of PKTZ_PROT value prot, and the tag of a message that channel sends with a number.
+func StampThread(cfg, prot uint64, channel int, number uint16, payload []uint64) {
 	if len(payload) == 0 {
 		return
 	}
-	pdid := cfg & device.PDIDMask
-	if cfg&device.PktzFormGSAS == 0 {
-		payload[0] = payload[0]&^wiredR5 | pdid<<mailbox.PDIDShift
-		return
-	}
-	payload[0] = payload[0]&^wiredGSAS |
-		cfg>>device.PktzThreadShift&threadMask | pdid<<gsasPDIDShift
+	protection, _ := device.SplitPktzProt(prot)
+	payload[0] = payload[0]&^atomics.WiredBits | atomics.Wired(
+		atomics.Thread(cfg>>device.PktzThreadShift&threadMask), atomics.Protection(protection), atomics.TagOf(channel, number))
 }
 
 // The bits of a channel's destination word (spec/messages.md 4).

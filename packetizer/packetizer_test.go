@@ -24,7 +24,11 @@ func TestStampGolden(t *testing.T) {
 				t.Errorf("decoded %+v, want %+v", got, want)
 			}
 			payload, after := c.Words(t, "before"), c.Words(t, "after")
-			packetizer.Stamp(cfg, payload)
+			if want.GSAS {
+				packetizer.StampThread(cfg, c.Words(t, "prot")[0], int(c.Uint(t, "channel")), uint16(c.Uint(t, "number")), payload)
+			} else {
+				packetizer.Stamp(cfg, payload)
+			}
 			if !slices.Equal(payload, after) {
 				t.Errorf("stamped %016x, want %016x", payload, after)
 			}
@@ -34,6 +38,7 @@ func TestStampGolden(t *testing.T) {
 }
 
 func TestStampNothing(t *testing.T) {
+	packetizer.StampThread(^uint64(0), 0, 0, 0, nil)
 	packetizer.Stamp(^uint64(0), nil) // an empty payload has no first word
 }
 
@@ -61,21 +66,23 @@ func TestSendWord(t *testing.T) {
 	}
 }
 
-// FuzzStamp: whatever a sender writes to a payload, the wired bits are those of PKTZ_CFG and all
-// others stay as written.
+// FuzzStamp: whatever a sender writes to a payload, the wired bits are those of the registers, and of
+// form 1 the tag; all others stay as written.
 func FuzzStamp(f *testing.F) {
-	f.Add(uint64(0x80000046bcdebeef), ^uint64(0), ^uint64(0))
-	f.Add(uint64(0xc0000046bcdebeef), uint64(0), uint64(1))
-	f.Fuzz(func(t *testing.T, cfg, first, second uint64) {
+	f.Add(uint64(0x80000046bcdebeef), uint64(0), uint8(0), uint16(0), ^uint64(0), ^uint64(0))
+	f.Add(uint64(0xc0000046bcdebeef), uint64(0xfffffff), uint8(255), uint16(0xffff), uint64(0), uint64(1))
+	f.Fuzz(func(t *testing.T, cfg, prot uint64, channel uint8, number uint16, first, second uint64) {
+		check := func(p []uint64, wired, want uint64) {
+			if p[0]&wired != want || p[0]&^wired != first&^wired || p[1] != second {
+				t.Fatalf("cfg %016x over %016x: %016x", cfg, first, p)
+			}
+		}
 		p := []uint64{first, second}
 		packetizer.Stamp(cfg, p)
-		wired, want := uint64(0x3fffc), cfg&0xffff<<2
-		if cfg>>62&1 == 1 {
-			wired, want = 1<<56-1, cfg>>16&0xffffff|cfg&0xffff<<24
-		}
-		if p[0]&wired != want || p[0]&^wired != first&^wired || p[1] != second {
-			t.Fatalf("cfg %016x over %016x: %016x", cfg, first, p)
-		}
+		check(p, 0x3fffc, cfg&0xffff<<2)
+		p[0] = first
+		packetizer.StampThread(cfg, prot, int(channel), number, p)
+		check(p, 1<<56-1, cfg>>16&0xffffff|prot&0xffffff<<24|uint64(channel&3|uint8(number&63)<<2)<<48)
 	})
 }
 

@@ -24,6 +24,7 @@ func TestRegistersConform(t *testing.T) {
 		"sva":       {ID: 5, VABits: 48, SVA: true, Epoch: 7},
 		"no TXFIFO": {ID: 0x3fffff, VABits: 39, NoTXFIFO: true},
 		"queues":    {ID: 5, VABits: 48, Epoch: 7, Queues: true},
+		"gsas":      {ID: 5, VABits: 48, SVA: true, Epoch: 7, GSAS: true},
 		"windows":   {ID: 5, VABits: 48, SVA: true, Epoch: 7, Windows: true},
 	} {
 		t.Run(name, func(t *testing.T) {

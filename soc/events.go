@@ -7,6 +7,8 @@ package soc
 
 import (
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
+	"github.com/exanet/pfd/soc/gsas"
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/wire"
@@ -37,6 +39,8 @@ const (
 	MessageSent
 	// QueueAccessed answers a QueueAccess: Access and OK.
 	QueueAccessed
+	// AtomicDone answers an Atomic: Access, Status, and N Words of values.
+	AtomicDone
 )
 
 // Event is one input of a node.
@@ -55,6 +59,7 @@ type Event struct {
 	Words         [device.DescriptorWords]uint64
 	N             int
 	Number        uint16
+	Status        atomics.Status
 
 	Frame *wire.Frame
 }
@@ -76,10 +81,12 @@ const (
 	DescriptorChanged
 	// WordsWritten: completion words were written at VA to the memory of Slot's process.
 	WordsWritten
-	// MailArrived: a message is waiting in mailbox Interface, 16..63.
+	// MailArrived: a message is waiting in mailbox Interface, 16..63; 32..63 are threads'.
 	MailArrived
 	// QueueAccess: make the access to DMA memory that Queue describes; answer with QueueAccessed.
 	QueueAccess
+	// Atomic: perform the operation that Atomic describes; answer with AtomicDone.
+	Atomic
 )
 
 // Action is one output of a node.
@@ -95,5 +102,6 @@ type Action struct {
 	Access    *pldma.Access
 	Frame     *wire.Frame
 	Queue     *queue.Access
+	Atomic    *gsas.Access
 	VA        device.VA // of WordsWritten
 }

@@ -37,6 +37,7 @@ func (n *Node) send(iface, ch, count int, number uint16) {
 	node, box, generation := packetizer.SplitDestination(c.destination)
 	if n.ctrl&device.CtrlEnable == 0 || !conf.Enable || conf.PDID == device.PDIDFirmware || count < 1 || count > device.PktzMaxWords ||
 		box == device.MailboxAck || box >= device.Interfaces ||
+		(iface >= device.MailboxThread || conf.GSAS) && !n.threadMay(iface, box, conf.GSAS) ||
 		n.cfg.Route != nil && !n.cfg.Route(node) {
 		c.status = device.PktzRefused
 		n.counts[device.MboxRefused]++
@@ -49,11 +50,16 @@ func (n *Node) send(iface, ch, count int, number uint16) {
 		SrcGeneration: n.wired(iface), DstGeneration: generation,
 		DstNode: node, DstMailbox: box, ID: device.TransactionID(uint16(ch) | uint16(c.use)<<2),
 	}
-	if iface >= device.MailboxProcess && box >= device.MailboxProcess {
-		f.Remaining = toldNumber | uint32(number)
-	}
 	f.Message, f.MessageLen = c.payload, uint8(count)
-	packetizer.Stamp(cfg, f.Message[:count])
+	if iface >= device.MailboxThread {
+		f.Remaining = uint32(number)
+		packetizer.StampThread(cfg, n.pktzProt[iface], ch, number, f.Message[:count])
+	} else {
+		if iface >= device.MailboxProcess && box >= device.MailboxProcess {
+			f.Remaining = toldNumber | uint32(number)
+		}
+		packetizer.Stamp(cfg, f.Message[:count])
+	}
 	if box == device.MailboxRead {
 		open, served := n.opened(uint8(iface), f)
 		if !open { // the tag is in use, or too many reads are open
@@ -79,17 +85,6 @@ func (n *Node) send(iface, ch, count int, number uint16) {
 		f.Epoch = n.dma.Epoch() // the answer carries it back
 	}
 	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
-}
-
-// wired returns the generation sent with each of a packetizer's messages: that of the domain in
-// slot n, for interfaces n and 16 + n; otherwise 0.
-func (n *Node) wired(iface int) device.Generation {
-	if iface < 2*device.Slots {
-		if d := n.dma.Domain(iface % device.Slots); d.Enabled {
-			return d.Generation
-		}
-	}
-	return 0
 }
 
 // toldNumber in Remaining of a Message frame says that the sender is a process that is told of a
@@ -167,9 +162,15 @@ func (n *Node) deliver(f *wire.Frame) bool {
 			n.read(f)
 			return true
 		}
+	case m == device.MailboxGSAS && n.unit != nil:
+		ok = f.SrcInterface >= device.MailboxThread && n.request(f, words)
 	case m >= device.MailboxDriver && m < device.MailboxProcess:
 		ok = (f.SrcInterface < device.MailboxProcess || f.SrcPDID == 0) && n.putMail(m, f)
-	case m >= device.MailboxProcess && m < device.Interfaces:
+	case m >= device.MailboxThread && m < device.Interfaces:
+		if ok = n.reaches(m, f) && n.putMail(m, f); ok {
+			n.out = append(n.out, Action{Kind: MailArrived, Interface: uint8(m)})
+		}
+	case m >= device.MailboxProcess && m < device.MailboxThread && f.SrcInterface < device.MailboxThread:
 		slot := n.admitted(m, f)
 		if slot >= 0 && f.SrcPDID == 0 && op == mailbox.OpAck && !n.answered(slot, m, f) {
 			n.counts[device.MsgDropped]++

@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/gsas"
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
@@ -28,6 +29,10 @@ func New(cfg Config) *Node {
 		n.btcm = make([]byte, device.BTCM.Size())
 	}
 	n.queues = queue.New((*queueHost)(n))
+	if cfg.GSAS {
+		n.unit = gsas.New((*gsasHost)(n))
+		n.unit.SetNode(n.id)
+	}
 	n.rx.SetLimit(cfg.FIFO)
 	n.tx.SetLimit(cfg.FIFO)
 	n.smmu = smmu.New(&n.counts)
@@ -112,6 +117,10 @@ func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 		n.copyDescriptor(ev.Slot, ev.Channel, &ev.Words)
 	case QueueAccessed:
 		n.queues.Answered(ev.Access, ev.OK)
+	case AtomicDone:
+		if n.unit != nil {
+			n.unit.Done(now, ev.Access, ev.Status, ev.Words[:min(max(ev.N, 0), len(ev.Words))])
+		}
 	case MessageSent:
 		p := &n.pktz[ev.Interface&(device.Interfaces-1)]
 		ch := &p[ev.Channel&(device.PktzChannels-1)]
@@ -195,7 +204,7 @@ func (n *Node) interrupts() {
 	if n.smmu.Interrupt() || n.queues.Broken() {
 		n.irqStatus |= 1 << device.VectorFault
 	}
-	if n.rx.Level() > 0 || n.tx.Level() > 0 {
+	if n.rx.Level() > 0 || n.tx.Level() > 0 || n.unit != nil && n.unit.Wanted() {
 		n.irqStatus |= 1 << device.VectorFIFO
 	}
 	if n.driverMail() {
@@ -273,6 +282,10 @@ func (n *Node) reset() {
 	n.pktz = [device.Interfaces]packetizerPage{}
 	n.pktzCfg = [device.Interfaces]uint64{}
 	n.mboxCfg, n.evented = [device.Interfaces]uint64{}, 0
+	n.pktzProt = [device.Interfaces]uint64{}
+	if n.unit != nil {
+		n.unit.Reset()
+	}
 	n.pdCfg = [device.Slots]uint64{}
 	n.peers = [device.Slots][4]uint64{}
 	n.windows = window.Unit{}

@@ -25,6 +25,9 @@ func (n *Node) caps() uint64 {
 	if n.cfg.Windows {
 		v |= device.CapsWindows
 	}
+	if n.cfg.GSAS {
+		v |= device.CapsGSAS
+	}
 	return v
 }
 
@@ -171,6 +174,8 @@ func (n *Node) loadPL(t *device.Target) uint64 {
 			v |= device.WinBusy
 		}
 		return v
+	case device.CapsGSAS:
+		return n.loadGSAS(t)
 	}
 	if t.Offset >= device.PLWords {
 		return n.peekAt(t)
@@ -264,6 +269,9 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 	case device.PLNodeID:
 		n.id = device.NodeID(value)
 		n.fw.SetNode(n.id)
+		if n.unit != nil {
+			n.unit.SetNode(n.id)
+		}
 		n.dma.SetNode(n.id)
 	case device.PLCtrl:
 		n.ctrl = uint32(value)
@@ -305,6 +313,7 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 		n.fw.SetDomain(i, pdid, g, on)
 		n.dma.SetDomain(i, pdid, g, on)
 		n.recheck(i)
+		n.endThreads(i)
 	case device.PLPDPeers:
 		n.peers[i/4][i%4] = value
 		peers := n.dma.Domain(i / 4).Peers
@@ -321,6 +330,8 @@ func (n *Node) storePL(t *device.Target, value, cleared, act uint64) {
 		switch {
 		case t.Cap == device.CapsQueues && n.cfg.Queues:
 			n.queues.Store(t.Offset, value, act)
+		case t.Cap == device.CapsGSAS && n.cfg.GSAS:
+			n.storeGSAS(t, value)
 		case t.Cap == device.CapsWindows && n.cfg.Windows:
 			if n.windows.Store(t.Offset, value) {
 				slot, _ := n.windows.Selected()

@@ -6,6 +6,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/soc/fifo"
+	"github.com/exanet/pfd/soc/gsas"
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
@@ -27,6 +28,8 @@ type Config struct {
 	SVA bool
 	// Windows: the node has memory windows (CAPS[30]).
 	Windows bool
+	// GSAS: the node has threads and a GSAS unit (CAPS[31]).
+	GSAS bool
 	// Queues: the node can have queues in memory (CAPS[28]); the engine performs their accesses
 	// (QueueAccess).
 	Queues bool
@@ -62,6 +65,7 @@ type Node struct {
 	mailed bool // a mailbox of the driver may have a message
 	pktz   [device.Interfaces]packetizerPage
 	queues queue.Machine
+	unit   *gsas.Unit // nil without Config.GSAS
 
 	ctrl        uint32
 	irqStatus   uint32
@@ -72,6 +76,7 @@ type Node struct {
 	outstanding uint32
 	pktzCfg     [device.Interfaces]uint64
 	mboxCfg     [device.Interfaces]uint64
+	pktzProt    [device.Interfaces]uint64
 	evented     uint64 // a bit for each mailbox whose messages go into events
 	mailRead    bool   // from one of these: others may be due, at the next step
 	pdCfg       [device.Slots]uint64

@@ -19,6 +19,7 @@ var capNames = [...]struct {
 	{device.CapsSVA, "sva"},
 	{device.CapsPeek, "peek"},
 	{device.CapsWindows, "windows"},
+	{device.CapsGSAS, "gsas"},
 }
 
 // readNode reads a node's control page.

@@ -183,3 +183,41 @@ func FuzzAnswer(f *testing.F) {
 		}
 	})
 }
+
+// The effect of each operation on the words 10 to 13, and its values.
+func TestApply(t *testing.T) {
+	type words = [atomics.MaxValues]uint64
+	type args = [atomics.MaxArgs]uint64
+	for _, c := range []struct {
+		op           atomics.Op
+		args         args
+		want, values words
+	}{
+		{atomics.Read64, args{}, words{10, 11, 12, 13}, words{10}},
+		{atomics.Read128, args{}, words{10, 11, 12, 13}, words{10, 11}},
+		{atomics.Read256, args{}, words{10, 11, 12, 13}, words{10, 11, 12, 13}},
+		{atomics.Write64, args{1, 2, 3, 4}, words{1, 11, 12, 13}, words{}},
+		{atomics.Write128, args{1, 2, 3, 4}, words{1, 2, 12, 13}, words{}},
+		{atomics.Write256, args{1, 2, 3, 4}, words{1, 2, 3, 4}, words{}},
+		{atomics.FetchAdd, args{1}, words{11, 11, 12, 13}, words{10}},
+		{atomics.FetchAdd, args{^uint64(0)}, words{9, 11, 12, 13}, words{10}},
+		{atomics.FetchAdd, args{^uint64(9)}, words{0, 11, 12, 13}, words{10}},
+		{atomics.Swap, args{1}, words{1, 11, 12, 13}, words{10}},
+		{atomics.CAS, args{10, 1}, words{1, 11, 12, 13}, words{10}},
+		{atomics.CAS, args{11, 1}, words{10, 11, 12, 13}, words{10}},
+		{atomics.FetchAnd, args{2}, words{2, 11, 12, 13}, words{10}},
+		{atomics.FetchOr, args{5}, words{15, 11, 12, 13}, words{10}},
+		{atomics.FetchXor, args{11}, words{1, 11, 12, 13}, words{10}},
+		{atomics.CAS128, args{10, 11, 1, 2}, words{1, 2, 12, 13}, words{10, 11}},
+		{atomics.CAS128, args{10, 10, 1, 2}, words{10, 11, 12, 13}, words{10, 11}},
+		{atomics.CAS128, args{11, 11, 1, 2}, words{10, 11, 12, 13}, words{10, 11}},
+		{atomics.CWrite256, args{10, 1, 2, 3, 4}, words{1, 2, 3, 4}, words{10, 11, 12, 13}},
+		{atomics.CWrite256, args{1, 1, 2, 3, 4}, words{10, 11, 12, 13}, words{10, 11, 12, 13}},
+		{atomics.Alloc, args{1, 2}, words{10, 11, 12, 13}, words{}},
+	} {
+		m := words{10, 11, 12, 13}
+		if got := c.op.Apply(&m, &c.args); got != c.values || m != c.want {
+			t.Errorf("%v %d: %d, memory %d, want %d, %d", c.op, c.args, got, m, c.values, c.want)
+		}
+	}
+}

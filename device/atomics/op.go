@@ -127,3 +127,40 @@ func (s Status) String() string {
 	}
 	return fmt.Sprintf("status %d", uint8(s))
 }
+
+// Apply performs an operation on the words at its address, of which there are Bytes/8, and returns
+// its values. It is not atomic by itself.
+func (o Op) Apply(m *[MaxValues]uint64, args *[MaxArgs]uint64) (values [MaxValues]uint64) {
+	if o.Reads() {
+		copy(values[:o.Values()], m[:])
+	}
+	switch o {
+	case Write64, Swap:
+		m[0] = args[0]
+	case Write128:
+		copy(m[:2], args[:])
+	case Write256:
+		copy(m[:4], args[:])
+	case FetchAdd:
+		m[0] += args[0]
+	case FetchAnd:
+		m[0] &= args[0]
+	case FetchOr:
+		m[0] |= args[0]
+	case FetchXor:
+		m[0] ^= args[0]
+	case CAS:
+		if m[0] == args[0] {
+			m[0] = args[1]
+		}
+	case CAS128:
+		if m[0] == args[0] && m[1] == args[1] {
+			m[0], m[1] = args[2], args[3]
+		}
+	case CWrite256:
+		if m[0] == args[0] {
+			copy(m[:4], args[1:])
+		}
+	}
+	return values
+}

@@ -61,6 +61,7 @@ func TestCitationsResolve(t *testing.T) {
 func TestSpecHasEachRegister(t *testing.T) {
 	doc := read(t, filepath.Join("docs", "spec", "hardware.md"))
 	queues, peek := read(t, filepath.Join("docs", "spec", "queues.md")), read(t, filepath.Join("docs", "spec", "peek.md"))
+	gsas := read(t, filepath.Join("docs", "spec", "gsas.md"))
 	sections := regexp.MustCompile(`(?m)^## `).Split(doc, -1)
 	of := func(w device.WindowID) string {
 		if w == device.MBOX {
@@ -82,6 +83,8 @@ func TestSpecHasEachRegister(t *testing.T) {
 			continue // they follow PAYLOAD0
 		case strings.HasPrefix(name, "EVTQ_"), strings.HasPrefix(name, "CMDQ_"), name == "WORDS":
 			s = queues + peek
+		case strings.HasPrefix(name, "GSAS_"):
+			s = gsas
 		case strings.HasPrefix(name, "PEEK_"): // PEEK_BLOCK_NAME, NAME at its place in the block
 			s, name = peek, name[strings.LastIndexByte(name, '_')+1:]
 			at %= device.PeekChannelStride

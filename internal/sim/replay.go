@@ -48,7 +48,7 @@ func Replay(in io.Reader) (r Replayed, err error) {
 	nodes := make([]*soc.Node, h.Nodes)
 	for i := range nodes {
 		nodes[i] = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Stall: h.Stall, Queues: h.Queues, Windows: h.Windows, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool,
+			ID: device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Stall: h.Stall, Queues: h.Queues, Windows: h.Windows, GSAS: h.GSAS, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool,
 			Route: func(id device.NodeID) bool { return int(id) < h.Nodes },
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
@@ -30,6 +31,7 @@ const (
 	flagQueues   = 1 << 2
 	flagStall    = 1 << 3
 	flagWindows  = 1 << 4
+	flagGSAS     = 1 << 5
 )
 
 const (
@@ -60,6 +62,9 @@ func AppendHeader(b []byte, h Header) []byte {
 	if h.Windows {
 		flags |= flagWindows
 	}
+	if h.GSAS {
+		flags |= flagGSAS
+	}
 	le := binary.LittleEndian
 	le.PutUint16(m[offVersion:], Version)
 	le.PutUint16(m[offFlags:], flags)
@@ -83,7 +88,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	flags := le.Uint16(b[offFlags:])
 	h := Header{
 		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint32(b[offEpoch:]),
-		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Queues: flags&flagQueues != 0, Stall: flags&flagStall != 0, Windows: flags&flagWindows != 0, Started: int64(le.Uint64(b[offStarted:])),
+		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Queues: flags&flagQueues != 0, Stall: flags&flagStall != 0, Windows: flags&flagWindows != 0, GSAS: flags&flagGSAS != 0, Started: int64(le.Uint64(b[offStarted:])),
 	}
 	const reserved = offOptions + 2
 	for i, c := range b[:headerSize] {
@@ -96,7 +101,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	if h.Firmware, ok = r5.OptionsOf(options); !ok {
 		return Header{}, fmt.Errorf("%w: its firmware's options are %#x", ErrFormat, options)
 	}
-	if flags&^(flagNoTXFIFO|flagSVA|flagQueues|flagStall|flagWindows) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
+	if flags&^(flagNoTXFIFO|flagSVA|flagQueues|flagStall|flagWindows|flagGSAS) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
 		return Header{}, fmt.Errorf("%w: %d nodes of %d bits, flags %#x", ErrFormat, h.Nodes, h.VABits, flags)
 	}
 	return h, nil
@@ -149,6 +154,9 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 	case QueueAccessed:
 		u(uint64(ev.Access), bit(ev.OK), uint64(len(r.Data)))
 		b = append(b, r.Data...)
+	case AtomicDone:
+		u(uint64(ev.Access), uint64(ev.Status), uint64(ev.N))
+		u(ev.Words[:ev.N]...)
 	case Store:
 		u(uint64(r.Window), uint64(r.Offset), uint64(r.Width), r.Value)
 	case Take:
@@ -251,6 +259,13 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		ev.Access = uint32(f.u(math.MaxUint32))
 		ev.OK = f.u(1) == 1
 		r.Data = f.bytes(f.u(queue.MaxRead))
+	case AtomicDone:
+		ev.Access = uint32(f.u(math.MaxUint32))
+		ev.Status = atomics.Status(f.u(math.MaxUint8))
+		ev.N = int(f.u(atomics.MaxValues))
+		for i := range ev.N {
+			ev.Words[i] = f.u(math.MaxUint64)
+		}
 	case Store:
 		ev.Kind = 0
 		s.register(f, r)

@@ -1,6 +1,7 @@
 // Package record stores the inputs of the emulated machines with their times, so that a run can
 // be replayed: the same inputs produce the same actions, to the byte (package soc). The data that
-// transfers carry is not stored, because no machine's behaviour depends on it. The format is
+// transfers carry is not stored, because no machine's behaviour depends on it; the values of the
+// global shared address space are. The format is
 // described in docs/record.md.
 package record
 
@@ -48,6 +49,7 @@ type Header struct {
 	Stall    bool
 	Queues   bool
 	Windows  bool
+	GSAS     bool
 	Epoch    uint32 // the first epoch of all nodes
 	Firmware r5.Options
 	Started  int64 // wall clock, nanoseconds since 1970
@@ -67,6 +69,7 @@ const (
 	DescriptorCopied = Kind(soc.DescriptorCopied)
 	MessageSent      = Kind(soc.MessageSent)
 	QueueAccessed    = Kind(soc.QueueAccessed)
+	AtomicDone       = Kind(soc.AtomicDone)
 
 	Load  Kind = 32 // a register was read, with its side effects
 	Store Kind = 33 // a register was written
@@ -94,6 +97,8 @@ func (k Kind) String() string {
 		return "message"
 	case QueueAccessed:
 		return "queue"
+	case AtomicDone:
+		return "atomic"
 	case Load:
 		return "load"
 	case Store:
@@ -166,6 +171,15 @@ func (d *Digest) Actions(node int, out []soc.Action) {
 		}
 		if q := a.Queue; q != nil {
 			d.queue(q)
+		}
+		if x := a.Atomic; x != nil {
+			d.Mix(uint64(x.ID) | uint64(x.Op)<<32)
+			d.Mix(uint64(x.Thread) | uint64(x.Protection)<<32)
+			d.Mix(uint64(x.Address))
+			d.Mix(x.Back)
+			for _, w := range x.Args[:x.Op.Args()] {
+				d.Mix(w)
+			}
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/wire"
@@ -40,6 +41,8 @@ var records = []struct {
 	{"07" + "00" + "00" + "10" + "03" + "81808008" + "01" + "ac02" + "aa01" + "00000000000000", Record{Kind: MessageSent, At: 106, Event: soc.Event{Kind: soc.MessageSent, Interface: 16, Channel: 3, Destination: 1<<24 | 1, N: 1, Number: 300, Words: [8]uint64{170}}}},
 	{"08" + "01" + "00" + "8101" + "01" + "03" + "0180ff", Record{Kind: QueueAccessed, Node: 1, At: 106, Data: []byte{1, 128, 255}, Event: soc.Event{Kind: soc.QueueAccessed, Access: 129, OK: true}}},
 	{"08" + "01" + "00" + "8201" + "00" + "00", Record{Kind: QueueAccessed, Node: 1, At: 106, Event: soc.Event{Kind: soc.QueueAccessed, Access: 130}}},
+	{"09" + "01" + "00" + "8101" + "00" + "02" + "07" + "8001", Record{Kind: AtomicDone, Node: 1, At: 106, Event: soc.Event{Kind: soc.AtomicDone, Access: 129, N: 2, Words: [device.DescriptorWords]uint64{7, 128}}}},
+	{"09" + "01" + "00" + "8201" + "05" + "00", Record{Kind: AtomicDone, Node: 1, At: 106, Event: soc.Event{Kind: soc.AtomicDone, Access: 130, Status: atomics.Denied}}},
 	{"20" + "01" + "00" + "8020" + "04", Record{Kind: Load, Node: 1, At: 106, Window: device.PL, Offset: 0x1000, Width: 4}},
 	{"21" + "00" + "04" + "01" + "58" + "08" + "ff01", Record{Kind: Store, At: 108, Window: device.SMMU, Offset: 0x58, Width: 8, Value: 255}},
 	{"22" + "01" + "02" + "3f", Record{Kind: Take, Node: 1, At: 109, Mailbox: 63}},
@@ -104,7 +107,7 @@ func TestBroken(t *testing.T) {
 		"another version":          {changed(8, 5), ErrVersion},
 		"former version":           {changed(8, 3), ErrVersion},
 		"unknown option":           {changed(20, 64), ErrFormat},
-		"unknown flag":             {changed(10, 32), ErrFormat},
+		"unknown flag":             {changed(10, 64), ErrFormat},
 		"no node":                  {changed(12, 0), ErrFormat},
 		"many nodes":               {changed(12, 65), ErrFormat},
 		"narrow":                   {changed(14, 38), ErrFormat},
@@ -112,7 +115,7 @@ func TestBroken(t *testing.T) {
 		"reserved, early":          {changed(22, 1), ErrFormat},
 		"no end":                   {head, ErrTruncated},
 		"cut":                      {append(bytes.Clone(head), 1, 0), ErrTruncated},
-		"unknown kind":             {append(bytes.Clone(head), 9, 0, 0), ErrFormat},
+		"unknown kind":             {append(bytes.Clone(head), 10, 0, 0), ErrFormat},
 		"node that does not exist": {append(bytes.Clone(head), 1, 2, 0), ErrFormat},
 		"wrong width":              {append(bytes.Clone(head), 0x20, 0, 0, 0, 5), ErrFormat},
 		"window":                   {append(bytes.Clone(head), 0x20, 0, 5, 0, 4), ErrFormat},

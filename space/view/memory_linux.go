@@ -19,3 +19,8 @@ func mincore(b, vec []byte) error {
 	}
 	return nil
 }
+
+// wordsAt returns the words from a byte of b on, which is aligned to 8. Fewer than four may lie in b.
+func wordsAt(b []byte, at uint64) *[4]uint64 {
+	return (*[4]uint64)(unsafe.Pointer(&b[at]))
+}

@@ -1,0 +1,181 @@
+package view
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
+	"github.com/exanet/pfd/space/uffd"
+)
+
+// Atomic is pfd's mapping of a memfd in which it performs atomic operations on words that other
+// processes may map, too. No page comes in by itself: Do misses, and PageIn brings the page in.
+type Atomic struct {
+	entries *uffd.Entries
+	b       []byte // registered with entries
+	fill    []byte // a second mapping, in which pages come in as usual
+}
+
+// NewAtomic maps size bytes of a memfd, which must be sealed against shrinking; the caller still
+// closes fd. Errors match ErrShare or uffd.ErrForbidden.
+func NewAtomic(fd int, size uint64) (*Atomic, error) {
+	if err := check(0, size, fd, 0); err != nil {
+		return nil, err
+	}
+	if !pairs() {
+		return nil, fmt.Errorf("%w: the processor has no atomic operations on 128 bits", ErrShare)
+	}
+	a := new(Atomic)
+	var err error
+	if a.entries, err = uffd.NewEntries(); err != nil {
+		return nil, fmt.Errorf("create a view of atomic words: %w", err)
+	}
+	for _, m := range []*[]byte{&a.b, &a.fill} {
+		*m, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+		if err == nil {
+			err = unix.Madvise(*m, unix.MADV_DONTDUMP)
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%w: %w", ErrShare, os.NewSyscallError("mmap", err)), a.Close())
+		}
+	}
+	if err := a.entries.Add(a.b); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: %w", ErrShare, err), a.Close())
+	}
+	return a, nil
+}
+
+// Close unmaps the memory. No other method may be called afterwards.
+func (a *Atomic) Close() error {
+	var errs []error
+	for _, m := range []*[]byte{&a.b, &a.fill} {
+		if *m != nil {
+			errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(*m)))
+			*m = nil
+		}
+	}
+	return errors.Join(append(errs, a.entries.Close())...)
+}
+
+// Do performs an operation on the words at a place, which is aligned to their size. It is one atomic
+// access of the processor up to 128 bits, and several for 256. ok is false if the page is not
+// present. Do makes no system call, and sleeps only while the page is being punched out.
+func (a *Atomic) Do(op atomics.Op, at uint64, args *[atomics.MaxArgs]uint64) (values [atomics.MaxValues]uint64, ok bool) {
+	size := uint64(op.Bytes())
+	if size == 0 || at%size != 0 || at >= uint64(len(a.b)) {
+		return values, false
+	}
+	words := wordsAt(a.b, at)
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		if recover() != nil {
+			ok = false
+		}
+	}()
+	perform(op, words, args, &values)
+	return values, true
+}
+
+// PageIn brings the page of a place in. It may sleep.
+func (a *Atomic) PageIn(at uint64) error {
+	if at >= uint64(len(a.b)) {
+		return fmt.Errorf("%w: byte %d of %d", ErrShare, at, len(a.b))
+	}
+	from := at &^ (device.PageSize - 1)
+	for {
+		err := unix.Madvise(a.fill[from:from+device.PageSize], unix.MADV_POPULATE_WRITE)
+		if err == nil {
+			break
+		} else if !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("bring a page in: %w", os.NewSyscallError("madvise", err))
+		}
+	}
+	if _, err := a.entries.Enter(a.b[from : from+device.PageSize]); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("enter a page: %w", os.NewSyscallError("UFFDIO_CONTINUE", err))
+	}
+	return nil
+}
+
+// perform performs an operation on the first of four words, or on as many as it accesses. The words
+// after these are not touched.
+func perform(op atomics.Op, w *[atomics.MaxValues]uint64, args *[atomics.MaxArgs]uint64, values *[atomics.MaxValues]uint64) {
+	switch op {
+	case atomics.Read64:
+		values[0] = load64(&w[0])
+	case atomics.Write64:
+		swap64(&w[0], args[0])
+	case atomics.Swap:
+		values[0] = swap64(&w[0], args[0])
+	case atomics.FetchAdd:
+		values[0] = add64(&w[0], args[0])
+	case atomics.CAS:
+		values[0] = cas64(&w[0], args[0], args[1])
+	case atomics.FetchAnd, atomics.FetchOr, atomics.FetchXor:
+		values[0] = change(op, &w[0], args)
+	case atomics.Read128:
+		values[0], values[1] = cas128(&w[0], 0, 0, 0, 0)
+	case atomics.CAS128:
+		values[0], values[1] = cas128(&w[0], args[0], args[1], args[2], args[3])
+	case atomics.Write128:
+		for low, high := args[0], args[1]; ; {
+			l, h := cas128(&w[0], low, high, args[0], args[1])
+			if l == low && h == high {
+				return
+			}
+			low, high = l, h
+		}
+	case atomics.Read256, atomics.Write256, atomics.CWrite256:
+		var m, was [atomics.MaxValues]uint64
+		for i := range m {
+			m[i] = load64(&w[i])
+		}
+		was = m
+		*values = op.Apply(&m, args)
+		for i := range m {
+			if m[i] != was[i] {
+				swap64(&w[i], m[i])
+			}
+		}
+	}
+}
+
+// change is an operation for which the processor has no instruction that returns the old value.
+func change(op atomics.Op, p *uint64, args *[atomics.MaxArgs]uint64) (old uint64) {
+	for old = load64(p); ; {
+		m := [atomics.MaxValues]uint64{old}
+		op.Apply(&m, args)
+		was := cas64(p, old, m[0])
+		if was == old {
+			return old
+		}
+		old = was
+	}
+}
+
+// The atomic accesses of the processor. They are not those of sync/atomic, which under the race
+// detector run on a stack where a fault cannot become a panic.
+
+//go:noescape
+func load64(p *uint64) uint64
+
+//go:noescape
+func swap64(p *uint64, v uint64) (old uint64)
+
+//go:noescape
+func add64(p *uint64, v uint64) (old uint64)
+
+// cas64 stores v if *p is expected.
+//
+//go:noescape
+func cas64(p *uint64, expected, v uint64) (old uint64)
+
+// cas128 stores the pair v0, v1 if the two words at p, aligned to 16 bytes, are e0 and e1.
+//
+//go:noescape
+func cas128(p *uint64, e0, e1, v0, v1 uint64) (old0, old1 uint64)

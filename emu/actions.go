@@ -21,6 +21,8 @@ func (e *Engine) next(q *itemQueue) *call {
 	switch a.Kind {
 	case soc.QueueAccess:
 		return e.queueAccess(n, a.Queue)
+	case soc.Atomic:
+		return e.operate(n, a.Atomic)
 	case soc.Transmit:
 		e.transmit(n, a.Frame)
 	case soc.Interrupt:

@@ -12,26 +12,6 @@ import (
 	"github.com/exanet/pfd/space/proc"
 )
 
-func (e *Engine) newCall() *call {
-	n := len(e.free)
-	if n == 0 {
-		return new(call)
-	}
-	c := e.free[n-1]
-	e.free = e.free[:n-1]
-	return c
-}
-
-func (e *Engine) freeCall(c *call) {
-	clear(c.bufs[:c.count])
-	clear(c.whole[:c.count])
-	clear(c.moved[:c.count])
-	c.op, c.space, c.queue, c.bell, c.err, c.node, c.slot = nil, nil, nil, nil, nil, nil, nil
-	c.count, c.from = 0, 0
-	c.begun, c.long, c.outside, c.late, c.refused, c.waited = false, false, false, false, false, false
-	e.free = append(e.free, c)
-}
-
 // begin begins a call, and returns it if it is to be performed.
 func (e *Engine) begin(c *call) *call {
 	s, n := c.slot, c.node
@@ -118,7 +98,10 @@ func (e *Engine) ran(c *call) *call {
 		c.outside = false
 		e.outsideEnded(c.node)
 	}
-	if c.queue != nil || c.bell != nil {
+	switch {
+	case c.atomic != nil:
+		return e.operated(c)
+	case c.queue != nil, c.bell != nil:
 		return e.complete(c)
 	}
 	mapped := c.step == space.Mapped && c.slot != nil

@@ -7,15 +7,22 @@ package emu
 // takes reports whether a thread is left for a call, and charges the call then. Page-ins are the calls
 // that hang: they leave half of the threads to accesses, and to slots that have no call in progress.
 func (e *Engine) takes(c *call) bool {
-	if c.slot != nil && !e.threads.Take(c.slot.att.UID, c.slot.apart == 0 || !c.pagesIn()) {
-		return false
-	}
-	if c.charged = true; c.slot != nil {
+	switch {
+	case c.slot != nil:
+		if !e.threads.Take(c.user(), c.slot.apart == 0 || !c.pagesIn()) {
+			return false
+		}
 		c.slot.apart++
 		c.slot.starved = c.slot.starved && !c.pagesIn()
-	} else {
+	case c.atomic != nil:
+		if !e.threads.Take(c.user(), c.atomic.tree.apart == 0) {
+			return false
+		}
+		c.atomic.tree.apart++
+	default:
 		e.threads.Charge(noUser)
 	}
+	c.charged = true
 	return true
 }
 
@@ -25,8 +32,11 @@ func (e *Engine) spend(c *call) {
 		return
 	}
 	e.threads.Charge(c.user())
-	if c.slot != nil {
+	switch {
+	case c.slot != nil:
 		c.slot.apart++
+	case c.atomic != nil:
+		c.atomic.tree.apart++
 	}
 	c.charged = true
 }
@@ -35,6 +45,9 @@ func (e *Engine) spend(c *call) {
 func (e *Engine) giveBack(c *call) {
 	c.charged = false
 	e.threads.Give(c.user())
+	if c.atomic != nil {
+		c.atomic.tree.apart--
+	}
 	s := c.slot
 	if s == nil {
 		return

@@ -14,10 +14,13 @@ func (c *call) pagesIn() bool { return c.op != nil && c.op.PagesIn() }
 
 // user returns the user to whom the call is charged.
 func (c *call) user() uint32 {
-	if c.slot == nil {
-		return noUser
+	switch {
+	case c.slot != nil:
+		return c.slot.att.UID
+	case c.atomic != nil:
+		return c.atomic.tree.UID
 	}
-	return c.slot.att.UID
+	return noUser
 }
 
 // noUser is charged for calls without a process. (uid_t)-1 is never a user's ID (setuid(2)).
@@ -40,6 +43,8 @@ func (c *call) run() {
 		c.err = c.queueMove()
 	case c.bell != nil:
 		c.struck = c.bell.Strike()
+	case c.atomic != nil:
+		c.err = c.atomic.run(c.step)
 	case c.op.PagesIn():
 		c.op.Start()
 		c.space.Run(c.op)

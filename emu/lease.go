@@ -29,7 +29,7 @@ func (e *Engine) perform(c *call) bool {
 			return false
 		}
 		slept := e.asleepIn.Load() == held
-		if c.step != space.Mapped || c.slot == nil || slept {
+		if c.step != space.Mapped || c.slot == nil && c.atomic == nil || slept {
 			e.clock.run(e.Now())
 		}
 		if slept {

@@ -5,13 +5,16 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/gsas"
 	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/view"
 )
 
 // flight is a node's link to the others and the frames on it, in the order of their arrival. It
@@ -43,6 +46,7 @@ type node struct {
 	pending      uint32 // vectors to be delivered
 	slots        [device.Slots]*slot
 	threads      [device.Interfaces]thread // by interface, 32..63
+	trees        map[atomics.Protection]*tree
 	accesses     Accesses
 	outside      Outside
 	sleepers     [device.Slots]sleeper // of the memory that the driver's tables name
@@ -82,6 +86,40 @@ type slot struct {
 	unseenUntil int64 // in the time of Now: memory that its process shares is not touched
 }
 
+// Tree is the memory of a tree of threads on one node (docs/spec/gsas.md 4).
+type Tree struct {
+	Memory *view.Atomic
+	// UID is the user of the tree's threads, to whom page-ins are charged.
+	UID uint32
+}
+
+// tree is a Tree of a node.
+type tree struct {
+	Tree
+	protection atomics.Protection
+	present    map[uint64]*pageSet // by the number of its first page
+	apart      int                 // calls that are made apart
+	waiting    []*call             // page-ins that wait for one of these
+
+	sleeper
+	unseenUntil int64 // in the time of Now: its memory is not touched
+}
+
+// pageSet has a bit for each of setPages pages that have been brought in. One that has been punched
+// out since is found absent by its touch, which takes longer.
+type pageSet [setPages / 64]uint64
+
+const setPages = 512 // 2 MiB (defined by this project)
+
+// operation is one operation of a GSAS unit on the memory of a tree.
+type operation struct {
+	access *gsas.Access
+	tree   *tree
+	values [atomics.MaxValues]uint64
+	hit    bool
+	tries  int // page-ins
+}
+
 // Accesses counts how a node reached processes' memory.
 type Accesses struct {
 	LeasesLost   uint64 // calls that outlasted their lease
@@ -98,21 +136,23 @@ const maxJoin = 64
 // of neighbouring accesses, or a page-in for the driver), or an access to queues in memory. While it
 // runs it touches only its own state. Its result is taken on the engine goroutine.
 type call struct {
-	op      *space.Op // own, or the driver's page-in; nil: of queues, or of a bell
+	op      *space.Op // own, or the driver's page-in; nil: of queues, of a bell or of a tree
 	own     space.Op
 	space   space.Space // of op
 	step    space.Step  // the current one
 	begun   bool        // there is a current step
 	queue   *queue.Access
 	bell    *attach.Bell // to be struck
-	struck  bool         // it was armed
-	err     error        // of queue
-	long    bool         // a page-in of many pages
-	charged bool         // it counts in the engine's budget of threads
-	late    bool         // it has lost its lease
-	refused bool         // nothing of it is tried
-	waited  bool         // another process has been asked for it
-	outside bool         // it asks the driver of the node (askOutside)
+	atomic  *operation   // on the memory of a tree: ownOp
+	ownOp   operation
+	struck  bool  // it was armed
+	err     error // of queue
+	long    bool  // a page-in of many pages
+	charged bool  // it counts in the engine's budget of threads
+	late    bool  // it has lost its lease
+	refused bool  // nothing of it is tried
+	waited  bool  // another process has been asked for it
+	outside bool  // it asks the driver of the node (askOutside)
 	node    *node
 	slot    *slot
 	index   int   // of the slot

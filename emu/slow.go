@@ -36,6 +36,8 @@ func (c *call) sleeper() *sleeper {
 	switch {
 	case c.slot != nil:
 		return &c.slot.sleeper
+	case c.atomic != nil:
+		return &c.atomic.tree.sleeper
 	case c.step == space.Mapped: // by the tables of a driver in another process: the owner of the memory is unknown here
 		return &c.node.sleepers[c.index]
 	}
@@ -76,24 +78,39 @@ func (e *Engine) slowDown(c *call, why string) {
 	until := now + int64(slowTime)
 	sleeps := c.sleeper()
 	sleeps.slowUntil, sleeps.sleep = until, 0
+	if c.step == space.Mapped && (c.slot != nil || c.atomic != nil) {
+		e.leaveUnseen(c.user(), now+int64(unseenTime))
+	}
 	s := c.slot
+	if o := c.atomic; o != nil {
+		e.log.Info(why+": the tree's pages are brought in apart, or its memory is not touched", "node", c.node.index, "tree", uint32(o.tree.protection), "uid", o.tree.UID, "after", leaseTime)
+		return
+	}
 	if s == nil {
 		e.log.Info(why+": the slot's memory is reached apart", "node", c.node.index, "slot", c.index, "after", leaseTime, "for", slowTime)
 		return
 	}
 	e.slowUsers[s.att.UID] = until
-	if c.step == space.Mapped {
-		unseen := now + int64(unseenTime)
-		e.unseenUsers[s.att.UID] = unseen
-		for l := range e.attached {
-			if l.att.UID == s.att.UID {
-				l.unseenUntil = unseen
-			}
-		}
-	}
 	log := s.att.Log // its limit of lines is the user's own
 	if log == nil {
 		log = e.log.With("node", s.node.index, "slot", s.index)
 	}
 	log.Info(why+": the domain is served apart", "after", leaseTime, "for", slowTime)
+}
+
+// leaveUnseen makes the engine not touch memory that a user's processes share, until a time.
+func (e *Engine) leaveUnseen(uid uint32, until int64) {
+	e.unseenUsers[uid] = until
+	for l := range e.attached {
+		if l.att.UID == uid {
+			l.unseenUntil = until
+		}
+	}
+	for _, n := range e.nodes {
+		for _, t := range n.trees {
+			if t.UID == uid {
+				t.unseenUntil = until
+			}
+		}
+	}
 }

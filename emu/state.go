@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/internal/threads"
 	"github.com/exanet/pfd/internal/turnstile"
@@ -56,6 +57,8 @@ type Engine struct {
 	parked   atomic.Bool   // the watchdog is not set: the next call sets it
 	watchdog *alarm        // wakes the supervisor
 
+	onCall func(node int, c atomics.Call) // operations for the driver; nil: none
+
 	loop *owner.Loop[*call, *slot] // its messages are calls that have ended
 
 	// held is locked by the owner of the engine: its goroutine or, while that sleeps, a borrower
@@ -84,6 +87,26 @@ func (e *Engine) attached(yield func(*slot) bool) {
 			}
 		}
 	}
+}
+
+func (e *Engine) newCall() *call {
+	n := len(e.free)
+	if n == 0 {
+		return new(call)
+	}
+	c := e.free[n-1]
+	e.free = e.free[:n-1]
+	return c
+}
+
+func (e *Engine) freeCall(c *call) {
+	clear(c.bufs[:c.count])
+	clear(c.whole[:c.count])
+	clear(c.moved[:c.count])
+	c.op, c.space, c.queue, c.bell, c.atomic, c.err, c.node, c.slot = nil, nil, nil, nil, nil, nil, nil, nil
+	c.count, c.from = 0, 0
+	c.begun, c.long, c.outside, c.late, c.refused, c.waited = false, false, false, false, false, false
+	e.free = append(e.free, c)
 }
 
 // tracer records the blocks that were refused. It is owned by the engine goroutine.

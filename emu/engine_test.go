@@ -28,6 +28,7 @@ type rig struct {
 	drivers  []*fault.Driver
 	managers []*domain.Manager
 	sides    []*side
+	closes   []func() // after the engine's end
 }
 
 type side struct {
@@ -76,7 +77,7 @@ func newRigOf(t testing.TB, cfg emu.Config, policy fault.Policy, prepare ...func
 		}
 		r.managers = append(r.managers, m)
 		s := &side{}
-		if s.mem, err = attach.NewMemory(); err != nil {
+		if s.mem, err = attach.NewThreadMemory(); err != nil {
 			t.Fatal(err)
 		}
 		s.pages = s.mem.Pages
@@ -101,6 +102,9 @@ func newRigOf(t testing.TB, cfg emu.Config, policy fault.Policy, prepare ...func
 	t.Cleanup(func() {
 		cancel()
 		<-done
+		for _, f := range r.closes {
+			f()
+		}
 		for _, s := range r.sides {
 			_ = s.mem.Close()
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
-	"github.com/exanet/pfd/space/view"
 )
 
 // flight is a node's link to the others and the frames on it, in the order of their arrival. It
@@ -88,9 +87,15 @@ type slot struct {
 
 // Tree is the memory of a tree of threads on one node (docs/spec/gsas.md 4).
 type Tree struct {
-	Memory *view.Atomic
+	Memory Words
 	// UID is the user of the tree's threads, to whom page-ins are charged.
 	UID uint32
+}
+
+// Words is memory for atomic operations, as view.Atomic describes it.
+type Words interface {
+	Do(op atomics.Op, at uint64, args *[atomics.MaxArgs]uint64) (values [atomics.MaxValues]uint64, ok bool)
+	PageIn(at uint64) error
 }
 
 // tree is a Tree of a node.

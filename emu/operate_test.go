@@ -1,0 +1,423 @@
+package emu_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/fault"
+	"github.com/exanet/pfd/internal/memfd"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/space/view"
+)
+
+// tree is the protection ID of the threads of these tests: of interface 32 of node 0.
+const tree = 0x800000
+
+// fellow is a thread of a side of a rig.
+type fellow struct {
+	r       *rig
+	node    int
+	index   int
+	port    *attach.Port
+	numbers [device.PktzChannels][2]uint16 // by channel and node
+}
+
+// thread makes a thread with an index and an interface, as pfd does for THREAD.
+func (r *rig) thread(node, index int, protection uint32) *fellow {
+	r.t.Helper()
+	s := r.sides[node]
+	iface := uint32(device.MailboxThread + index)
+	r.on(node, func() {
+		set := func(at uint32, v uint64) {
+			if err := r.engine.Bus(node).Window(device.PL).Write64(at, v); err != nil {
+				r.t.Error(err)
+			}
+		}
+		s.pages.ResetThread(index)
+		if err := r.engine.AttachThread(node, s.domain.Slot, index, int(iface)); err != nil {
+			r.t.Error(err)
+		}
+		set(device.PLPktzProt+8*iface, device.PktzProt(protection, s.domain.Slot))
+		set(device.PLMboxCfg+8*iface, device.ThreadMboxCfg(s.domain.PDID, protection))
+		set(device.PLPktzCfg+8*iface, packetizer.Config{PDID: s.domain.PDID, Node: device.NodeID(node), Interface: uint8(iface), GSAS: true, Enable: true}.Encode())
+	})
+	return &fellow{r: r, node: node, index: index, port: s.pages.Thread(index)}
+}
+
+// pages makes a run of a node's pages those of the tree, at a place of its memory.
+func (r *rig) pages(node int, first uint64, pages int, back uint64, valid bool) {
+	r.on(node, func() {
+		w := r.engine.Bus(node).Window(device.PL)
+		e := device.GSASEntry{Protection: tree, Present: true, Valid: true}
+		if !valid {
+			e = device.GSASEntry{}
+		}
+		if err := errors.Join(w.Write32(device.PLGSASCtrl, device.GSASEnable), w.Write64(device.PLGSASPage, device.GSASRun(first, pages)),
+			w.Write64(device.PLGSASBack, back), w.Write64(device.PLGSASEntry, e.Encode())); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+// forest is the memory of the tree on a node, of so many pages, and its file.
+func (r *rig) forest(node, pages int) (fd int) {
+	r.t.Helper()
+	fd, err := memfd.New("tree", int64(pages*device.PageSize), 0, 0)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = unix.Close(fd) })
+	a, err := view.NewAtomic(fd, uint64(pages*device.PageSize))
+	if err != nil {
+		r.t.Skipf("this kernel has no userfaultfd for atomics, as Linux 5.14 has: %v", err)
+	}
+	r.closes = append(r.closes, func() { _ = a.Close() })
+	r.on(node, func() { r.engine.SetTree(node, tree, &emu.Tree{Memory: a, UID: uint32(os.Getuid())}) })
+	r.pages(node, 0, pages, 0, true)
+	return fd
+}
+
+// send publishes a request with the next number of the channel and the node.
+func (f *fellow) send(channel int, op atomics.Op, a atomics.Address, args ...uint64) (node device.NodeID, number uint16) {
+	req := atomics.Request{Op: op, Address: a}
+	copy(req.Args[:], args)
+	node, _ = a.Node()
+	n := &f.numbers[channel][node]
+	*n++
+	f.again(channel, node, *n, &req)
+	return node, *n
+}
+
+func (f *fellow) again(channel int, node device.NodeID, number uint16, req *atomics.Request) {
+	var words [device.PktzMaxWords]uint64
+	for !f.port.SendTo(channel, packetizer.Destination(node, device.MailboxGSAS, 0), number, words[:req.Encode(words[:])]) {
+		runtime.Gosched()
+	}
+	s := f.r.sides[f.node]
+	s.pages.RingThread(f.index)
+	if s.pages.Kick() {
+		_, _ = unix.Write(s.mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
+}
+
+// next waits for the next answer.
+func (f *fellow) next() (mailbox.Source, atomics.Answer) {
+	var m attach.Mail
+	for deadline := time.Now().Add(2 * time.Minute); ; {
+		if ok, _ := f.port.TakeMail(&m); ok {
+			break
+		}
+		if time.Now().After(deadline) {
+			f.r.t.Error("no answer")
+			runtime.Goexit()
+		}
+	}
+	source := mailbox.DecodeSource(m.Source)
+	a, err := atomics.DecodeAnswer(m.Words[:source.Words])
+	if err != nil {
+		f.r.t.Error(err)
+	}
+	return source, a
+}
+
+// do performs an operation.
+func (f *fellow) do(channel int, op atomics.Op, at atomics.Address, args ...uint64) atomics.Answer {
+	node, number := f.send(channel, op, at, args...)
+	source, a := f.next()
+	if source.PDID != 0 || source.Node != node || a.Number != number || a.Tag != atomics.TagOf(channel, number) || a.Protection != tree {
+		f.r.t.Errorf("%v at %v: answer %+v of %+v", op, at, a, source)
+	}
+	return a
+}
+
+// Threads on two nodes add to words of both; each operation on a page that is absent, punched out and
+// present.
+func TestOperations(t *testing.T) {
+	r := newRig(t, fault.PIO)
+	files := []int{r.forest(0, 4), r.forest(1, 4)}
+	threads := []*fellow{r.thread(0, 0, tree), r.thread(1, 1, tree)}
+	var model [2][4 * device.PageSize / 8]uint64
+	rng := rand.New(rand.NewPCG(3, 4))
+	var ops []atomics.Op
+	for op := range atomics.Op(255) {
+		if op.Memory() {
+			ops = append(ops, op)
+		}
+	}
+	for i := range 3000 {
+		node := rng.IntN(2)
+		op := ops[rng.IntN(len(ops))]
+		n := op.Bytes() / 8
+		at := rng.IntN(len(model[node])/n/64) * n * 64 // a few words of each page
+		var args [atomics.MaxArgs]uint64
+		for k := range args {
+			args[k] = rng.Uint64N(3)
+		}
+		if i%20 == 0 {
+			page := rng.IntN(4)
+			if err := unix.Fallocate(files[node], unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(page*device.PageSize), device.PageSize); err != nil {
+				t.Fatal(err)
+			}
+			clear(model[node][page*512 : (page+1)*512])
+		}
+		var m [atomics.MaxValues]uint64
+		copy(m[:n], model[node][at:])
+		want := op.Apply(&m, &args)
+		copy(model[node][at:at+n], m[:])
+		a := threads[rng.IntN(2)].do(rng.IntN(device.PktzChannels), op, atomics.At(device.NodeID(node), uint64(8*at)), args[:op.Args()]...)
+		if a.Status != atomics.OK || a.Values != want {
+			t.Fatalf("%d: %v at word %d of node %d: %v %d, want %d", i, op, at, node, a.Status, a.Values, want)
+		}
+	}
+	r.on(0, func() {
+		if s := r.engine.Node(0).GSAS(); s.InFlight != 0 || s.Pages != 4 || s.Begun == 0 || s.Repeated+s.Stale+s.Forged+s.Refused != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// The statuses of operations that are refused, and of one asked twice.
+func TestRefusals(t *testing.T) {
+	r := newRig(t, fault.PIO)
+	r.forest(0, 2)
+	f := r.thread(0, 0, tree)
+	alien := r.thread(0, 1, tree+1)
+	if a := f.do(0, atomics.FetchAdd, atomics.At(0, 8), 5); a.Status != atomics.OK {
+		t.Fatal(a)
+	}
+	f.again(0, 0, f.numbers[0][0], &atomics.Request{Op: atomics.FetchAdd, Address: atomics.At(0, 8), Args: [atomics.MaxArgs]uint64{5}})
+	if _, a := f.next(); a.Status != atomics.OK || a.Values[0] != 0 {
+		t.Errorf("asked again: %+v", a)
+	}
+	if a := f.do(0, atomics.Read64, atomics.At(0, 8)); a.Values[0] != 5 {
+		t.Errorf("after two requests with one number: %d", a.Values[0])
+	}
+	for _, c := range []struct {
+		what string
+		op   atomics.Op
+		at   atomics.Address
+		want atomics.Status
+	}{
+		{"beyond the pages", atomics.Read64, atomics.At(0, 2*device.PageSize), atomics.BadAddress},
+		{"alignment", atomics.Read256, atomics.At(0, 16), atomics.BadAddress},
+		{"no operation", 0x7f, atomics.At(0, 0), atomics.BadRequest},
+		{"no driver", atomics.Alloc, atomics.At(0, 0), atomics.BadRequest},
+	} {
+		if a := f.do(1, c.op, c.at, make([]uint64, c.op.Args())...); a.Status != c.want {
+			t.Errorf("%s: %v, want %v", c.what, a.Status, c.want)
+		}
+	}
+	alien.send(0, atomics.Read64, atomics.At(0, 8))
+	if _, a := alien.next(); a.Status != atomics.Denied {
+		t.Errorf("of another tree: %+v", a)
+	}
+	r.on(0, func() { r.engine.SetTree(0, tree, nil) })
+	if a := f.do(0, atomics.Read64, atomics.At(0, 8)); a.Status != atomics.NoMemory {
+		t.Errorf("without memory: %+v", a)
+	}
+}
+
+// The driver answers its operations at once or later.
+func TestCallsOfTheDriver(t *testing.T) {
+	r := newRig(t, fault.PIO)
+	r.pages(0, 0, 1, 0, true)
+	f := r.thread(0, 0, tree)
+	later := make(chan atomics.Call, 1)
+	r.on(0, func() {
+		r.engine.OnCall(func(node int, c atomics.Call) {
+			if c.Op == atomics.Free {
+				later <- c
+				return
+			}
+			r.engine.AnswerCall(node, c.ID, atomics.OK, c.Args[0]+c.Args[1], 7, 7, 7, 7, 7)
+		})
+	})
+	if a := f.do(0, atomics.Alloc, atomics.At(0, 0), 2, 3); a.Status != atomics.OK || a.N != 1 || a.Values[0] != 5 {
+		t.Errorf("%+v", a)
+	}
+	f.send(0, atomics.Free, atomics.At(0, 4096), 0)
+	c := <-later
+	if c.Thread != tree || c.Protection != tree || c.Address != atomics.At(0, 4096) {
+		t.Errorf("%+v", c)
+	}
+	r.on(0, func() {
+		r.engine.AnswerCall(0, c.ID+1, atomics.OK)
+		r.engine.AnswerCall(0, c.ID, atomics.NoRoom)
+	})
+	if _, a := f.next(); a.Status != atomics.NoRoom || a.N != 0 {
+		t.Errorf("%+v", a)
+	}
+}
+
+// Four threads on two nodes add to one counter, whose page is punched out by nobody and swapped out
+// at will: each addition counts once.
+func TestCounter(t *testing.T) {
+	r := newRig(t, fault.PIO)
+	r.forest(1, 1)
+	const rounds = 500
+	var wg sync.WaitGroup
+	for i := range 4 {
+		f := r.thread(i%2, i/2+2*(i%2), tree)
+		wg.Go(func() {
+			last := uint64(0)
+			for k := range rounds {
+				a := f.do(k%device.PktzChannels, atomics.FetchAdd, atomics.At(1, 64), 1)
+				if a.Status != atomics.OK || k > 0 && a.Values[0] <= last {
+					t.Errorf("%+v after %d", a, last)
+				}
+				last = a.Values[0]
+			}
+		})
+	}
+	wg.Wait()
+	if a := r.thread(0, 7, tree).do(0, atomics.Read64, atomics.At(1, 64)); a.Values[0] != 4*rounds {
+		t.Errorf("%d of %d additions", a.Values[0], 4*rounds)
+	}
+}
+
+// hanging is memory of which a touch or a page-in hangs.
+type hanging struct {
+	word         uint64
+	touch, page  atomic.Bool
+	in, released chan struct{}
+	touches      atomic.Int32
+}
+
+func (h *hanging) Do(op atomics.Op, _ uint64, args *[atomics.MaxArgs]uint64) ([atomics.MaxValues]uint64, bool) {
+	h.touches.Add(1)
+	if h.touch.Load() {
+		h.in <- struct{}{}
+		<-h.released
+	}
+	m := [atomics.MaxValues]uint64{h.word}
+	values := op.Apply(&m, args)
+	h.word = m[0]
+	return values, true
+}
+
+func (h *hanging) PageIn(uint64) error {
+	if h.page.Load() {
+		h.in <- struct{}{}
+		<-h.released
+	}
+	return nil
+}
+
+// A tree whose memory hangs delays no other tree, and its memory is not touched afterwards; the late
+// operation has its result.
+func TestMemoryOfATreeThatHangs(t *testing.T) {
+	for _, touch := range []bool{true, false} {
+		t.Run(fmt.Sprintf("touch=%v", touch), func(t *testing.T) {
+			r := newRig(t, fault.PIO)
+			r.pages(0, 0, 2, 0, true)
+			bad := &hanging{in: make(chan struct{}, 8), released: make(chan struct{})}
+			good := &hanging{}
+			const other = tree + 1
+			r.on(0, func() {
+				r.engine.SetTree(0, tree, &emu.Tree{Memory: bad, UID: 1})
+				r.engine.SetTree(0, other, &emu.Tree{Memory: good, UID: 2})
+				w := r.engine.Bus(0).Window(device.PL)
+				if err := errors.Join(w.Write64(device.PLGSASPage, device.GSASRun(9, 1)), w.Write64(device.PLGSASEntry, device.GSASEntry{Protection: other, Present: true, Valid: true}.Encode())); err != nil {
+					t.Error(err)
+				}
+			})
+			f, g := r.thread(0, 0, tree), r.thread(0, 1, other)
+			add := func() atomics.Answer {
+				g.send(0, atomics.FetchAdd, atomics.At(0, 9*device.PageSize), 1)
+				_, a := g.next()
+				return a
+			}
+			add()
+			bad.touch.Store(touch)
+			bad.page.Store(!touch)
+			f.send(0, atomics.FetchAdd, atomics.At(0, 0), 3)
+			<-bad.in
+			for i := range uint64(5) {
+				if a := add(); a.Status != atomics.OK || a.Values[0] != 1+i {
+					t.Errorf("the other tree: %+v", a)
+				}
+			}
+			touches := bad.touches.Load()
+			if touch {
+				if a := f.do(1, atomics.FetchAdd, atomics.At(0, 8), 3); a.Status != atomics.NoMemory || bad.touches.Load() != touches {
+					t.Errorf("while a touch hangs: %+v, %d touches", a, bad.touches.Load()-touches)
+				}
+			} else {
+				// The next page-in hangs apart, and the engine does not wait for it.
+				f.send(1, atomics.FetchAdd, atomics.At(0, device.PageSize), 4)
+				<-bad.in
+				add()
+			}
+			bad.touch.Store(false)
+			bad.page.Store(false)
+			close(bad.released)
+			var got []uint64
+			if touch {
+				_, a := f.next()
+				got = append(got, a.Values[0])
+			} else {
+				for range 2 {
+					_, a := f.next()
+					if a.Status != atomics.OK {
+						t.Errorf("%+v", a)
+					}
+					got = append(got, a.Values[0])
+				}
+				slices.Sort(got)
+			}
+			if got[0] != 0 || len(got) == 2 && got[1] != 3 && got[1] != 4 {
+				t.Errorf("late operations found %d", got)
+			}
+			r.on(0, func() {
+				if n := r.engine.Accesses(0).LeasesLost; n != 1 {
+					t.Errorf("%d leases were lost", n)
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkFetchAdd times one operation after the other, from the request to the answer seen by a
+// polling thread.
+func BenchmarkFetchAdd(b *testing.B) {
+	for _, absent := range []bool{false, true} {
+		for node, name := range []string{"own", "other"} {
+			b.Run(fmt.Sprintf("%s/absent=%v", name, absent), func(b *testing.B) {
+				r := newRig(b, fault.PIO)
+				fd := r.forest(node, 1)
+				f := r.thread(0, 0, tree)
+				times := make([]time.Duration, 0, b.N)
+				for b.Loop() {
+					if absent {
+						if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, device.PageSize); err != nil {
+							b.Fatal(err)
+						}
+					}
+					start := time.Now()
+					if a := f.do(0, atomics.FetchAdd, atomics.At(device.NodeID(node), 64), 1); a.Status != atomics.OK {
+						b.Fatal(a)
+					}
+					times = append(times, time.Since(start))
+				}
+				slices.Sort(times)
+				b.ReportMetric(float64(times[len(times)/2].Nanoseconds())/1000, "p50-us")
+				b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds())/1000, "p99-us")
+			})
+		}
+	}
+}

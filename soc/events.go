@@ -41,6 +41,10 @@ const (
 	QueueAccessed
 	// AtomicDone answers an Atomic: Access, Status, and N Words of values.
 	AtomicDone
+	// LinkReady: the link on the way to the node Destination takes blocks (OK), or is full: the
+	// firmware issues no block to that node until it takes them again. Links within one pfd are never
+	// full.
+	LinkReady
 )
 
 // Event is one input of a node.

@@ -36,7 +36,7 @@ func New(cfg Config) *Node {
 	n.rx.SetLimit(cfg.FIFO)
 	n.tx.SetLimit(cfg.FIFO)
 	n.smmu = smmu.New(&n.counts)
-	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Options: cfg.Firmware, IDs: cfg.IDs, Windows: &n.windows.Sets}, &n.counts)
+	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Options: cfg.Firmware, IDs: cfg.IDs, PathFeedback: cfg.PathFeedback, Windows: &n.windows.Sets}, &n.counts)
 	tx := &n.tx
 	if cfg.NoTXFIFO {
 		tx = nil
@@ -121,6 +121,8 @@ func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 		if n.unit != nil {
 			n.unit.Done(now, ev.Access, ev.Status, ev.Words[:min(max(ev.N, 0), len(ev.Words))])
 		}
+	case LinkReady:
+		n.fw.LinkReady(device.NodeID(ev.Destination), ev.OK)
 	case MessageSent:
 		p := &n.pktz[ev.Interface&(device.Interfaces-1)]
 		ch := &p[ev.Channel&(device.PktzChannels-1)]

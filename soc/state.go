@@ -46,6 +46,8 @@ type Config struct {
 	// FIFOs and of receive contexts, for tests that exhaust them; 0 means no limit below the
 	// hardware's.
 	IDs, FIFO, Contexts int
+	// PathFeedback limits the rate of blocks to each node (r5.Config).
+	PathFeedback bool
 	// BTCM backs window btcm if its memory is shared; nil means private memory.
 	BTCM []byte
 }

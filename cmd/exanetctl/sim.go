@@ -338,11 +338,11 @@ func (a *app) printSim(r *scenario.Report, failed error) error {
 		if err := a.println(); err != nil {
 			return err
 		}
-		t = a.table("LINK", "FRAMES", "MiB", "BUSY", "QUEUED", "STOPPED us", "WAITING")
+		t = a.table("LINK", "FRAMES", "MiB", "BUSY", "QUEUED", "STOPPED us", "WAITING", "PAUSED us")
 		for i := range r.Links[:min(len(r.Links), 8)] {
 			l := &r.Links[i]
 			t.add(fmt.Sprintf("%d to %d", l.From, l.To), l.Frames, fmt.Sprintf("%.2f", float64(l.Bytes)/(1<<20)),
-				fmt.Sprintf("%.0f%%", 100*float64(l.BusyNS)/float64(max(r.EndNS, 1))), l.Highest, microseconds(l.StoppedNS), l.Waiting)
+				fmt.Sprintf("%.0f%%", 100*float64(l.BusyNS)/float64(max(r.EndNS, 1))), l.Highest, microseconds(l.StoppedNS), l.Waiting, microseconds(l.PausedNS))
 		}
 		if err := t.flush(); err != nil {
 			return err

@@ -21,6 +21,7 @@ const (
 	paged                        // a page-in has ended
 	passed                       // a frame has left over a link of the topology
 	hopped                       // a frame has reached a node that passes it on
+	linkReady                    // a node's link on the way to another node takes blocks, or is full
 )
 
 // event is something that happens at one time.
@@ -36,7 +37,8 @@ type event struct {
 	op      *space.Op
 	run     func()
 	hop     hop
-	number  uint64 // the link, the deadline, the frame's number, the vector, the mailbox or the slot
+	number  uint64 // the link, the deadline, the frame's number, the vector, the mailbox, the slot or the node
+	ready   bool   // of linkReady
 }
 
 // entry is the place of an event in the queue.
@@ -172,6 +174,8 @@ func (w *World) happen(e *event) {
 		e.op.Done()
 	case passed:
 		w.net.passed(int(e.number))
+	case linkReady:
+		n.Event(&soc.Event{Kind: soc.LinkReady, Destination: e.number, OK: e.ready})
 	case hopped:
 		w.net.hopped(e.hop, e.frame, e.number)
 	}

@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/exanet/pfd/internal/sim/topology"
 	"github.com/exanet/pfd/soc/wire"
@@ -32,9 +33,11 @@ type output struct {
 	coming   [topology.VCs]int // places that are kept for frames on the link before
 	own      [topology.VCs][]flight
 	blocked  [topology.VCs][]int32 // outputs of other nodes that wait for room in the queue
+	paused   [topology.VCs][]int32 // nodes to which the node itself issues no blocks (soc.LinkReady)
 	busy     bool
 	last     int   // virtual channel that was served last
 	stopped  int64 // since when no frame may go on, 0: one may
+	since    int64 // since when the node itself pauses, 0: it does not
 	Link     LinkUse
 	wire     flight // the frame on the wire
 	onward   int32  // the output that has kept a place for it, -1: it has arrived
@@ -50,6 +53,8 @@ type LinkUse struct {
 	Highest int // most frames that waited in one queue
 	// Waiting is the most frames of the node itself that waited for room in the queue.
 	Waiting int
+	// Paused is how long the node itself issued no blocks to some nodes because of that, ns.
+	Paused int64
 }
 
 func newNetwork(w *World, t *topology.Network) *network {
@@ -73,19 +78,68 @@ func (n *network) send(from, to int, f flight) {
 	link, vc := n.Next(from, to)
 	o := &n.outputs[link]
 	o.own[vc] = append(o.own[vc], f)
-	n.admit(o, vc)
-	o.Link.Waiting = max(o.Link.Waiting, len(o.own[vc]))
+	n.admit(link, vc)
+	if waiting := len(o.own[vc]); waiting > 0 {
+		o.Link.Waiting = max(o.Link.Waiting, waiting)
+		n.pause(from, o, vc, int32(to))
+	}
 	n.try(link)
 }
 
 // room reports whether a queue has room for one more frame.
 func (o *output) room(vc int) bool { return len(o.queues[vc])+o.coming[vc] < queueDepth }
 
-// admit moves frames of the node itself into the queue while it has room.
-func (n *network) admit(o *output, vc int) {
+// admit moves frames of the node itself into the queue while it has room. When none is left, the node
+// issues blocks again.
+func (n *network) admit(link, vc int) {
+	o := &n.outputs[link]
 	for len(o.own[vc]) > 0 && o.room(vc) {
 		o.put(vc, o.own[vc][0])
 		o.own[vc] = o.own[vc][1:]
+	}
+	if len(o.own[vc]) > 0 || len(o.paused[vc]) == 0 {
+		return
+	}
+	for _, to := range o.paused[vc] {
+		n.tell(n.Network.Links[link].From, to, true)
+	}
+	o.paused[vc] = o.paused[vc][:0]
+	n.resumed(o)
+}
+
+// pause makes a node issue no blocks to another one, since frames of its own wait for room.
+func (n *network) pause(from int, o *output, vc int, to int32) {
+	if slices.Contains(o.paused[vc], to) {
+		return
+	}
+	if o.since == 0 {
+		o.since = n.w.now
+	}
+	o.paused[vc] = append(o.paused[vc], to)
+	n.tell(from, to, false)
+}
+
+// resumed counts a pause that may have ended.
+func (n *network) resumed(o *output) {
+	if len(o.paused[0])+len(o.paused[1]) == 0 {
+		o.Link.Paused += n.w.now - o.since
+		o.since = 0
+	}
+}
+
+// tell tells a node whether its link on the way to another one takes blocks.
+func (n *network) tell(node int, to int32, ready bool) {
+	e := n.w.events.push(n.w.now)
+	e.kind, e.node, e.number, e.ready = linkReady, n.w.nodes[node], uint64(to), ready
+}
+
+// powered forgets what a node was told: it has a new machine.
+func (n *network) powered(node int) {
+	for i := range n.outputs {
+		if o := &n.outputs[i]; n.Network.Links[i].From == node && o.since != 0 {
+			o.paused = [topology.VCs][]int32{}
+			n.resumed(o)
+		}
 	}
 }
 
@@ -132,7 +186,7 @@ func (n *network) try(link int) {
 		o.queues[vc] = append(o.queues[vc][:0], o.queues[vc][1:]...)
 		e := n.w.events.push(n.w.now + d)
 		e.kind, e.number = passed, uint64(link)
-		n.admit(o, vc)
+		n.admit(link, vc)
 		waiting := o.blocked[vc]
 		o.blocked[vc] = nil
 		for _, other := range waiting {
@@ -148,7 +202,7 @@ func (n *network) audit(quiet bool) error {
 		o := &n.outputs[i]
 		for vc := range o.queues {
 			queued := len(o.queues[vc]) + o.coming[vc]
-			if queued > queueDepth || o.Link.Highest > queueDepth || o.coming[vc] < 0 || quiet && (o.busy || queued+len(o.own[vc])+len(o.blocked[vc]) > 0) {
+			if queued > queueDepth || o.Link.Highest > queueDepth || o.coming[vc] < 0 || quiet && (o.busy || queued+len(o.own[vc])+len(o.blocked[vc])+len(o.paused[vc]) > 0) {
 				return fmt.Errorf("%w: link %d to %d has %d frames queued and %d to come, and %d wait", errNetwork, n.Network.Links[i].From, n.Network.Links[i].To,
 					len(o.queues[vc]), o.coming[vc], len(o.own[vc]))
 			}

@@ -49,6 +49,7 @@ type Config struct {
 	// Firmware, IDs, FIFO and Contexts are those of soc.Config.
 	Firmware            r5.Options
 	IDs, FIFO, Contexts int
+	PathFeedback        bool
 }
 
 // World is a set of nodes with their drivers, links and processes.
@@ -135,10 +136,13 @@ func (n *Node) power() {
 	w, cfg := n.world, &n.world.cfg
 	n.SOC = soc.New(soc.Config{
 		ID: n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: true, Windows: true, Epoch: w.rng.Uint32() | 1,
-		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts,
+		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts, PathFeedback: cfg.PathFeedback,
 		Queues: cfg.front != nil, Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 	})
 	n.deadline = never
+	if w.net != nil {
+		w.net.powered(int(n.id))
+	}
 }
 
 // start initializes the node as pfd does.

@@ -70,8 +70,11 @@ func (fw *Firmware) Audit() error {
 		if x.live && x.inflight != flying[c] || x.live && x.inflight > fw.window(x) && fw.outstanding > 1 {
 			return fmt.Errorf("%w: channel %d has %d blocks in flight of %d, window %d", ErrAudit, c, x.inflight, flying[c], fw.window(x))
 		}
-		if x.live && !x.failing && x.inflight == 0 && !x.queued {
+		if x.live && !x.failing && x.inflight == 0 && !x.queued && !x.parked {
 			return fmt.Errorf("%w: channel %d has nothing in flight and is not queued", ErrAudit, c)
+		}
+		if p := fw.paths[x.desc.DstNode]; x.parked && (!x.live || x.queued || !p.paced && p.open(fw.now, x.nextLength())) {
+			return fmt.Errorf("%w: channel %d waits for node %d, whose path is open", ErrAudit, c, x.desc.DstNode)
 		}
 	}
 	for i := 1; i < lists; i++ {

@@ -22,7 +22,7 @@ func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
 	}
 	fw := &Firmware{
 		cfg: cfg, counts: counts,
-		seq: make(map[device.NodeID]*sparse.Table[numbers]),
+		seq: make(map[device.NodeID]*sparse.Table[numbers]), paths: make(map[device.NodeID]*path),
 	}
 	fw.Reset()
 	fw.SetTimeout(device.TimeoutReset)
@@ -47,6 +47,7 @@ func (fw *Firmware) Reset() {
 	}
 	fw.channels.Clear()
 	fw.run.reset()
+	fw.resetPaths()
 	fw.out = fw.out[:0]
 }
 
@@ -163,6 +164,7 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	}
 	if a.Code == device.CodeAck {
 		fw.counts[device.Acks]++
+		fw.feedback(now, t)
 		fw.acknowledged(t)
 		return
 	}
@@ -323,6 +325,7 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 
 // Expire handles what is due: time-outs, guards and ends of back-offs.
 func (fw *Firmware) Expire(now int64) {
+	fw.pace(now)
 	for i := 1; i < lists; i++ {
 		for {
 			id := fw.timers[i].head
@@ -405,6 +408,7 @@ func (fw *Firmware) release(t *transaction) {
 		}
 	}
 	x.inflight--
+	fw.landed(t)
 	fw.giveID(x.slot, t)
 }
 

@@ -20,7 +20,7 @@ func (fw *Firmware) window(x *transfer) int {
 
 // wantsIssue reports whether x has a block that may be issued now.
 func (fw *Firmware) wantsIssue(x *transfer) bool {
-	if !x.live || x.failing || x.inflight >= fw.window(x) {
+	if !x.live || x.failing || x.parked || x.inflight >= fw.window(x) {
 		return false
 	}
 	// The last IDs of a domain are kept for channels that have none (defined by this project): a
@@ -37,7 +37,7 @@ func (fw *Firmware) wantsIssue(x *transfer) bool {
 // enqueue schedules a channel if it has something to issue: in the class of its remaining size,
 // or at once if that is the high class and its queues are empty (scheduler bypass).
 func (fw *Firmware) enqueue(x *transfer) {
-	for !x.queued && fw.wantsIssue(x) {
+	for !x.queued && fw.wantsIssue(x) && !fw.park(x) {
 		x.class = x.classNow()
 		if x.class != High || fw.cfg.Options.NoBypass || fw.run.waiting[High] != 0 || !fw.mayTake(int(x.slot)) || fw.due() {
 			fw.push(x)
@@ -58,6 +58,10 @@ func (fw *Firmware) push(x *transfer) {
 
 // unqueue removes a channel from its queue, O(1).
 func (fw *Firmware) unqueue(x *transfer) {
+	if x.parked {
+		fw.paths[x.desc.DstNode].waiting.remove(fw.run.links[:], x.channel)
+		x.parked = false
+	}
 	if !x.queued {
 		return
 	}
@@ -136,6 +140,9 @@ func (fw *Firmware) Schedule() {
 		fw.unqueue(x)
 		if !fw.wantsIssue(x) {
 			continue // its window has shrunk in the meantime
+		}
+		if fw.park(x) {
+			continue
 		}
 		fw.passedOver(class)
 		fw.issue(x)
@@ -227,7 +234,7 @@ func (fw *Firmware) issue(x *transfer) {
 	x.first = id
 	x.inflight++
 	if x.issued < x.desc.Size {
-		n := blockLength(x.desc.Dst, x.desc.Size, x.issued)
+		n := x.nextLength()
 		t.block, t.offset, t.length = x.block, x.issued, uint16(n)
 		x.issued += n
 		x.block++
@@ -242,7 +249,41 @@ func (fw *Firmware) issue(x *transfer) {
 	x.wordsOut = x.wordsOut || t.words
 	t.seq = fw.nextSequence(t.node, id)
 	t.first = t.seq
+	if fw.cfg.PathFeedback {
+		fw.depart(t)
+	}
 	fw.transmit(t)
+}
+
+// depart counts a block that is issued, for the rate of its path.
+func (fw *Firmware) depart(t *transaction) {
+	p := fw.paths[t.node]
+	if p == nil {
+		p = newPath()
+		fw.paths[t.node] = p
+	}
+	if p.window == 0 {
+		p.window = device.BlockSize
+	}
+	p.flying += int64(t.length)
+}
+
+// park makes a transfer that is not queued wait for its path if that is shut, and reports whether it is.
+func (fw *Firmware) park(x *transfer) bool {
+	if len(fw.paths) == 0 {
+		return false
+	}
+	p := fw.paths[x.desc.DstNode]
+	if p == nil || p.open(fw.now, x.nextLength()) {
+		return false
+	}
+	p.waiting.push(fw.run.links[:], x.channel)
+	x.parked = true
+	if p.next > fw.now && !p.paced {
+		p.paced = true
+		fw.paced = append(fw.paced, p)
+	}
+	return true
 }
 
 // maxJump limits how far a sequence number jumps (defined by this project): a receiver that has

@@ -37,6 +37,8 @@ type Config struct {
 	// IDs is the number of transaction IDs, for tests in which IDs are soon reused; 0 means all
 	// 1024.
 	IDs int
+	// PathFeedback limits the rate of blocks to each node by the time that its acknowledgements take.
+	PathFeedback bool
 }
 
 // CommandKind says what the firmware asks its node to do.
@@ -155,6 +157,8 @@ type Firmware struct {
 	// seq holds the sequence numbers of each ID towards each node. They belong to the pair and
 	// never restart, so a receiver can order all that it receives from one (source, ID).
 	seq        map[device.NodeID]*sparse.Table[numbers]
+	paths      map[device.NodeID]*path // only those that are full or limited
+	paced      []*path                 // whose next block has a time, and is waited for
 	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
 
@@ -263,7 +267,7 @@ func (fw *Firmware) Deadline() int64 {
 	if fw.cfg.Options.NoCounters {
 		return fw.deadlineOfAll()
 	}
-	d := int64(math.MaxInt64)
+	d := fw.pacedUntil()
 	for left := fw.ticking; left != 0; left &= left - 1 {
 		i := bits.TrailingZeros16(left)
 		d = min(d, fw.tx.At(int(fw.timers[i].head)).since+fw.period(i))
@@ -271,9 +275,18 @@ func (fw *Firmware) Deadline() int64 {
 	return d
 }
 
+// pacedUntil returns the first time at which a path that is waited for opens.
+func (fw *Firmware) pacedUntil() int64 {
+	d := int64(math.MaxInt64)
+	for _, p := range fw.paced {
+		d = min(d, p.next)
+	}
+	return d
+}
+
 // deadlineOfAll scans every transaction: this is the cost that the lists avoid.
 func (fw *Firmware) deadlineOfAll() int64 {
-	d := int64(math.MaxInt64)
+	d := fw.pacedUntil()
 	for _, t := range fw.tx.All() {
 		if t.list != listNone {
 			d = min(d, t.since+fw.period(int(t.list)))

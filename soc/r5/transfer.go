@@ -115,6 +115,7 @@ type transfer struct {
 	first  int16 // its transactions, -1 for none
 	queued bool  // in a queue of the scheduler
 	class  Class // of that queue
+	parked bool  // in the queue of its path
 	began  int64 // time of the doorbell
 	kicked int64 // stamp of the doorbell
 
@@ -125,6 +126,14 @@ type transfer struct {
 // classNow returns the class of the remaining bytes of x.
 func (x *transfer) classNow() Class {
 	return device.ClassOf(x.desc.Size-x.issued, x.desc.Urgent)
+}
+
+// nextLength returns the length of the next block, 0 if only the completion words are left.
+func (x *transfer) nextLength() uint32 {
+	if x.issued == x.desc.Size {
+		return 0
+	}
+	return blockLength(x.desc.Dst, x.desc.Size, x.issued)
 }
 
 // blockLength returns the length of the block that starts offset bytes into a transfer. Blocks

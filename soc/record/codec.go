@@ -157,6 +157,8 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 	case AtomicDone:
 		u(uint64(ev.Access), uint64(ev.Status), uint64(ev.N))
 		u(ev.Words[:ev.N]...)
+	case LinkReady:
+		u(ev.Destination, bit(ev.OK))
 	case Store:
 		u(uint64(r.Window), uint64(r.Offset), uint64(r.Width), r.Value)
 	case Take:
@@ -266,6 +268,8 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		for i := range ev.N {
 			ev.Words[i] = f.u(math.MaxUint64)
 		}
+	case LinkReady:
+		ev.Destination, ev.OK = f.u(uint64(device.NodeIDMask)), f.u(1) == 1
 	case Store:
 		ev.Kind = 0
 		s.register(f, r)

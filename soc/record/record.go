@@ -70,6 +70,7 @@ const (
 	MessageSent      = Kind(soc.MessageSent)
 	QueueAccessed    = Kind(soc.QueueAccessed)
 	AtomicDone       = Kind(soc.AtomicDone)
+	LinkReady        = Kind(soc.LinkReady)
 
 	Load  Kind = 32 // a register was read, with its side effects
 	Store Kind = 33 // a register was written
@@ -99,6 +100,8 @@ func (k Kind) String() string {
 		return "queue"
 	case AtomicDone:
 		return "atomic"
+	case LinkReady:
+		return "link"
 	case Load:
 		return "load"
 	case Store:

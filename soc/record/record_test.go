@@ -43,6 +43,7 @@ var records = []struct {
 	{"08" + "01" + "00" + "8201" + "00" + "00", Record{Kind: QueueAccessed, Node: 1, At: 106, Event: soc.Event{Kind: soc.QueueAccessed, Access: 130}}},
 	{"09" + "01" + "00" + "8101" + "00" + "02" + "07" + "8001", Record{Kind: AtomicDone, Node: 1, At: 106, Event: soc.Event{Kind: soc.AtomicDone, Access: 129, N: 2, Words: [device.DescriptorWords]uint64{7, 128}}}},
 	{"09" + "01" + "00" + "8201" + "05" + "00", Record{Kind: AtomicDone, Node: 1, At: 106, Event: soc.Event{Kind: soc.AtomicDone, Access: 130, Status: atomics.Denied}}},
+	{"0a" + "01" + "00" + "8320" + "01", Record{Kind: LinkReady, Node: 1, At: 106, Event: soc.Event{Kind: soc.LinkReady, Destination: 0x1003, OK: true}}},
 	{"20" + "01" + "00" + "8020" + "04", Record{Kind: Load, Node: 1, At: 106, Window: device.PL, Offset: 0x1000, Width: 4}},
 	{"21" + "00" + "04" + "01" + "58" + "08" + "ff01", Record{Kind: Store, At: 108, Window: device.SMMU, Offset: 0x58, Width: 8, Value: 255}},
 	{"22" + "01" + "02" + "3f", Record{Kind: Take, Node: 1, At: 109, Mailbox: 63}},

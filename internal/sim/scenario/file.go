@@ -74,6 +74,7 @@ type Firmware struct {
 	IDs         int      `toml:"ids,omitempty"`
 	FIFO        int      `toml:"fifo,omitempty"`
 	Contexts    int      `toml:"contexts,omitempty"`
+	Rate        string   `toml:"rate,omitempty"` // path-feedback, or "": not limited
 }
 
 // Workload is a group of transfers. kinds has its kinds.
@@ -312,9 +313,15 @@ func (f *File) named() int {
 	return n
 }
 
+// pathFeedback is the value of Firmware.Rate: the rate to each node is limited by path feedback.
+const pathFeedback = "path-feedback"
+
 func (w *Firmware) check() error {
 	if _, err := r5.ParseOptions(w.Options); err != nil {
 		return err
+	}
+	if w.Rate != "" && w.Rate != pathFeedback {
+		return fmt.Errorf("rate %q: want %s, or no rate", w.Rate, pathFeedback)
 	}
 	for _, c := range []struct {
 		name        string

@@ -41,7 +41,7 @@ var keys = map[string]map[string]form{
 	"driver":   {"policy": aWord},
 	"firmware": {
 		"timeout": aTime, "guard": aTime, "outstanding": aNumber, "no-txfifo": aBool, "options": aWord,
-		"ids": aNumber, "fifo": aNumber, "contexts": aNumber,
+		"ids": aNumber, "fifo": aNumber, "contexts": aNumber, "rate": aWord,
 	},
 	"workload": {
 		"kind": aWord, "from": nodes, "to": nodes, "size": aSize, "most": aSize, "count": aNumber, "start": aTime, "absent": aFraction,

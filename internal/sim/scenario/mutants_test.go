@@ -18,6 +18,7 @@ const (
 	eventsFile = "internal/sim/events.go"
 	topoFile   = "internal/sim/topology/topology.go"
 	tableFile  = "soc/sparse/sparse.go"
+	readyFile  = "soc/r5/ready.go"
 )
 
 // Mutants of the parts that only the simulator has, and of the machines' tables.
@@ -38,6 +39,12 @@ var all = []mutants.Mutant{
 		mutants.In(eventsFile, "c < min(4*i+5, n); c++", "c < min(4*i+map[bool]int{false: 5, true: 4}[M], n); c++")),
 	mutants.Of("a driver that was stopped forgets what came",
 		mutants.In(eventsFile, "		n.held = append(n.held, *e)\n", "		if !M {\n			n.held = append(n.held, *e)\n		}\n")),
+	mutants.Of("a node is not told that its link takes blocks again",
+		mutants.In(netFile, "		n.tell(n.Network.Links[link].From, to, true)\n", "		if !M {\n			n.tell(n.Network.Links[link].From, to, true)\n		}\n")),
+	mutants.Of("a transfer that waits for a link is forgotten",
+		mutants.In(readyFile, "		fw.enqueueRear(x)\n", "		if !M {\n			fw.enqueueRear(x)\n		}\n")),
+	mutants.Of("blocks in flight are counted for ever",
+		mutants.In(readyFile, "	p.flying -= int64(t.length)\n", "	if !M {\n		p.flying -= int64(t.length)\n	}\n")),
 	mutants.Of("two parts of a table are one",
 		mutants.In(tableFile, "func (t *Table[T]) At(i int) *T {\n", "func (t *Table[T]) At(i int) *T {\n	if M {\n		i %= 4 * part\n		i -= i / part / 2 * part\n	}\n")),
 }

@@ -32,8 +32,20 @@ func TestReady(t *testing.T) {
 		if err != nil || report.Completed != report.Transfers {
 			t.Errorf("%s: %v, %+v", r.Name, err, report)
 		}
-		if r.Name == "incast-16" && (report.Links[0].Highest != 16 || report.Links[0].Waiting == 0) {
+		if r.Name == "incast-16" && (report.Links[0].Highest != 16 || report.Links[0].Waiting == 0 || report.Links[0].PausedNS == 0) {
 			t.Errorf("%s: the queues are not full: %+v", r.Name, report.Links[0])
+		}
+		if r.Name == "incast-16" {
+			f.Firmware.Rate = pathFeedback
+			limited, err := Run(t.Context(), f, Options{})
+			if err != nil || limited.Completed != limited.Transfers || limited.EndNS > report.EndNS*12/10 || limited.Groups[1].P99NS > report.Groups[1].P99NS/50 {
+				t.Errorf("%s: %v, %+v", r.Name, err, limited)
+			}
+			for i := range limited.Links {
+				if l := &limited.Links[i]; l.Highest > 8 || l.PausedNS != 0 {
+					t.Errorf("%s with path feedback: %+v", r.Name, l)
+				}
+			}
 		}
 	}
 	if _, err := ReadyText("../doc"); !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), "incast-16") {

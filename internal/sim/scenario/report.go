@@ -70,6 +70,7 @@ type Link struct {
 	StoppedNS int64  `json:"stopped_ns"` // frames waited while the next node had no room
 	Highest   int    `json:"highest"`    // most frames in a queue
 	Waiting   int    `json:"waiting"`    // most frames of the node itself that waited for room
+	PausedNS  int64  `json:"paused_ns"`  // the node itself issued no blocks to some nodes because of that
 }
 
 func (r *run) report() *Report {
@@ -135,7 +136,7 @@ func (r *run) report() *Report {
 	for i, u := range w.Links() {
 		if u.Frames > 0 {
 			l := r.net.Links[i]
-			p.Links = append(p.Links, Link{l.From, l.To, u.Frames, u.Bytes, u.Busy, u.Stopped, u.Highest, u.Waiting})
+			p.Links = append(p.Links, Link{l.From, l.To, u.Frames, u.Bytes, u.Busy, u.Stopped, u.Highest, u.Waiting, u.Paused})
 		}
 	}
 	slices.SortStableFunc(p.Links, func(a, b Link) int { return int(min(max(b.BusyNS-a.BusyNS, -1), 1)) })

@@ -65,7 +65,8 @@ type seat struct {
 	tags    []int     // of reads
 	waiting [2][]*job // writes and reads that wait for a channel or a tag
 	write   [device.WriteChannels]*job
-	read    [device.WriteChannels]*job // by tag
+	read    [device.WriteChannels]*job // by the place of the tag
+	uses    [device.WriteChannels]int  // of these places
 	dead    bool
 	before  []byte // memory outside of all destinations
 }
@@ -85,7 +86,8 @@ type job struct {
 	dstAt    int
 	wordsAt  int // completion words in the destination's memory, -1: none
 	desc     device.Descriptor
-	channel  int // or tag
+	channel  int    // or place of the tag
+	tag      uint16 // of a read: as in package rdma, it repeats after 512 uses of its place
 	plan     int
 	tries    int
 	next     []*job   // what starts after it
@@ -171,7 +173,7 @@ func (r *run) build(transfers []Transfer) (err error) {
 	r.world, err = sim.New(sim.Config{
 		Seed: f.Seed, Nodes: nodes, Topology: r.net, Costs: f.Costs.costs(), Policy: policy, NoTXFIFO: w.NoTXFIFO,
 		Outstanding: uint32(w.Outstanding), TimeoutUS: uint32(w.Timeout / 1e3), GuardUS: uint32(w.Guard / 1e3),
-		Firmware: options, IDs: w.IDs, FIFO: w.FIFO, Contexts: w.Contexts, Injection: link.Injection{Routes: f.Topology.Routes},
+		Firmware: options, PathFeedback: w.Rate == pathFeedback, IDs: w.IDs, FIFO: w.FIFO, Contexts: w.Contexts, Injection: link.Injection{Routes: f.Topology.Routes},
 	})
 	if err != nil {
 		return err
@@ -523,6 +525,10 @@ func (r *run) start(j *job) {
 	}
 	j.channel = (*free)[len(*free)-1]
 	*free = (*free)[:len(*free)-1]
+	if j.Read {
+		j.tag = uint16(s.uses[j.channel]*device.WriteChannels|j.channel) & (1<<14 - 1)
+		s.uses[j.channel]++
+	}
 	delay := r.world.Cost().Firmware
 	if j.Touch {
 		delay += r.touch(j)
@@ -563,7 +569,7 @@ func (r *run) ask(j *job) {
 func (r *run) request(j *job, size uint32) {
 	p := j.dst
 	m := mailbox.ReadRequest{
-		PDID: p.Domain.PDID, Tag: uint16(j.channel), Size: size, Src: j.desc.Src, Dst: j.desc.Dst, Notify: j.desc.Notify,
+		PDID: p.Domain.PDID, Tag: j.tag, Size: size, Src: j.desc.Src, Dst: j.desc.Dst, Notify: j.desc.Notify,
 		First: j.desc.First, Last: j.desc.Last, Target: j.src.Domain.PDID, TargetGeneration: j.src.Domain.Generation,
 	}
 	words := m.Encode()
@@ -586,12 +592,9 @@ func (r *run) answered(s *seat, src mailbox.Source, word uint64) {
 	if err != nil || src.PDID != 0 {
 		return
 	}
-	if a.Transaction >= device.WriteChannels {
-		return
-	}
-	j := s.read[a.Transaction]
+	j := s.read[a.Transaction%device.WriteChannels]
 	switch {
-	case j == nil:
+	case j == nil || j.tag != uint16(a.Transaction): // it has ended
 	case a.Sequence == 0: // asked for again later
 		r.askAfter(j, 1e6)
 	default:

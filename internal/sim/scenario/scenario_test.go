@@ -142,6 +142,7 @@ func TestBadFiles(t *testing.T) {
 		{"workload = [{ kind = \"write\", from = 0, to = \"x\", size = \"1\" }]", `"x" names no nodes`},
 		{"driver = { policy = \"pq\" }\n" + good, ":1: driver: "},
 		{"firmware = { outstanding = 0 }\n" + good, ":1: firmware: outstanding is 0: want 1 to 1024"},
+		{"firmware = { rate = \"slow\" }\n" + good, `:1: firmware: rate "slow": want path-feedback`},
 		{good + "inject = [{ what = \"lose-ack\" }]", ":2: inject 1: lose-ack has a probability"},
 		{good + "inject = [{ what = \"rain\", probability = 1 }]", `what is "rain": want lose-data`},
 		{good + "inject = [{ what = \"kill\", until = \"1s\" }]", "kill happens at from"},
@@ -191,7 +192,7 @@ func random(rng *rand.Rand) *File {
 	f.Driver.Policy = []string{"p1", "p4", "pa", "adaptive"}[pick(4)]
 	f.Firmware = Firmware{
 		Timeout: Duration(20_000_000 + pick(9)*1_000_000), Guard: Duration(20_000_000 + pick(9)*1_000_000), Outstanding: 1 + pick(8),
-		IDs: []int{0, 0, 4}[pick(3)], FIFO: []int{0, 0, 2}[pick(3)], Contexts: []int{0, 0, 3}[pick(3)],
+		IDs: []int{0, 0, 4}[pick(3)], FIFO: []int{0, 0, 2}[pick(3)], Contexts: []int{0, 0, 3}[pick(3)], Rate: []string{"", "", pathFeedback}[pick(3)],
 	}
 	for range 1 + pick(3) {
 		w := Workload{

@@ -180,6 +180,7 @@ func (s *shrinker) simplify() {
 		func(f *File) bool { return set(&f.Firmware.FIFO, 0) },
 		func(f *File) bool { return set(&f.Firmware.Contexts, 0) },
 		func(f *File) bool { return set(&f.Firmware.Options, "") },
+		func(f *File) bool { return set(&f.Firmware.Rate, "") },
 		func(f *File) bool { return set(&f.Driver.Policy, New().Driver.Policy) },
 	} {
 		try(change)

@@ -164,7 +164,9 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	}
 	if a.Code == device.CodeAck {
 		fw.counts[device.Acks]++
-		fw.feedback(now, t)
+		if fw.cfg.PathFeedback {
+			fw.feedback(now, t)
+		}
 		fw.acknowledged(t)
 		return
 	}
@@ -325,7 +327,9 @@ func (fw *Firmware) RAPF(now int64, src device.NodeID, m mailbox.RAPF) {
 
 // Expire handles what is due: time-outs, guards and ends of back-offs.
 func (fw *Firmware) Expire(now int64) {
-	fw.pace(now)
+	if len(fw.paced) > 0 {
+		fw.pace(now)
+	}
 	for i := 1; i < lists; i++ {
 		for {
 			id := fw.timers[i].head
@@ -408,7 +412,9 @@ func (fw *Firmware) release(t *transaction) {
 		}
 	}
 	x.inflight--
-	fw.landed(t)
+	if fw.cfg.PathFeedback {
+		fw.landed(t)
+	}
 	fw.giveID(x.slot, t)
 }
 

@@ -35,9 +35,6 @@ func (fw *Firmware) resume(p *path) {
 
 // landed counts a block that is no longer in flight.
 func (fw *Firmware) landed(t *transaction) {
-	if !fw.cfg.PathFeedback {
-		return
-	}
 	p := fw.paths[t.node]
 	p.flying -= int64(t.length)
 	fw.resume(p)
@@ -46,7 +43,7 @@ func (fw *Firmware) landed(t *transaction) {
 // feedback adapts a path's window to the round trip of a block that is acknowledged now: from the end of
 // its sending, so that neither the node's own memory nor page faults count.
 func (fw *Firmware) feedback(now int64, t *transaction) {
-	if fw.cfg.PathFeedback && t.list == listTimeout && t.length > 0 {
+	if t.list == listTimeout && t.length > 0 {
 		fw.paths[t.node].trip(now, max(now-t.since, 1), t.length, int64(fw.outstanding)*device.BlockSize)
 	}
 }

@@ -37,7 +37,7 @@ func (fw *Firmware) wantsIssue(x *transfer) bool {
 // enqueue schedules a channel if it has something to issue: in the class of its remaining size,
 // or at once if that is the high class and its queues are empty (scheduler bypass).
 func (fw *Firmware) enqueue(x *transfer) {
-	for !x.queued && fw.wantsIssue(x) && !fw.park(x) {
+	for !x.queued && fw.wantsIssue(x) && !fw.mustWait(x) {
 		x.class = x.classNow()
 		if x.class != High || fw.cfg.Options.NoBypass || fw.run.waiting[High] != 0 || !fw.mayTake(int(x.slot)) || fw.due() {
 			fw.push(x)
@@ -141,7 +141,7 @@ func (fw *Firmware) Schedule() {
 		if !fw.wantsIssue(x) {
 			continue // its window has shrunk in the meantime
 		}
-		if fw.park(x) {
+		if fw.mustWait(x) {
 			continue
 		}
 		fw.passedOver(class)
@@ -268,11 +268,10 @@ func (fw *Firmware) depart(t *transaction) {
 	p.flying += int64(t.length)
 }
 
-// park makes a transfer that is not queued wait for its path if that is shut, and reports whether it is.
+// mustWait reports whether the path of a transfer that is not queued is shut. The transfer then waits for it.
+func (fw *Firmware) mustWait(x *transfer) bool { return len(fw.paths) != 0 && fw.park(x) }
+
 func (fw *Firmware) park(x *transfer) bool {
-	if len(fw.paths) == 0 {
-		return false
-	}
 	p := fw.paths[x.desc.DstNode]
 	if p == nil || p.open(fw.now, x.nextLength()) {
 		return false

@@ -116,7 +116,7 @@ func TestBroken(t *testing.T) {
 		"reserved, early":          {changed(22, 1), ErrFormat},
 		"no end":                   {head, ErrTruncated},
 		"cut":                      {append(bytes.Clone(head), 1, 0), ErrTruncated},
-		"unknown kind":             {append(bytes.Clone(head), 10, 0, 0), ErrFormat},
+		"unknown kind":             {append(bytes.Clone(head), 11, 0, 0), ErrFormat},
 		"node that does not exist": {append(bytes.Clone(head), 1, 2, 0), ErrFormat},
 		"wrong width":              {append(bytes.Clone(head), 0x20, 0, 0, 0, 5), ErrFormat},
 		"window":                   {append(bytes.Clone(head), 0x20, 0, 5, 0, 4), ErrFormat},

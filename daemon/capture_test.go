@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -122,12 +123,30 @@ func TestDissectorGolden(t *testing.T) {
 		}
 		add(message(mailbox[kind], c.Words(t, "words")), list)
 	}
-	for _, c := range golden.Read(t, "../packetizer/testdata/gsas.txt") {
+	for _, c := range golden.Read(t, "../device/atomics/testdata/messages.txt") {
 		var list []check
-		for _, key := range []string{"thread", "protection", "op", "address", "arg1", "arg2"} {
-			list = append(list, check{"exanet.gsas." + key, c.Text(t, key)})
+		words := c.Words(t, "words")
+		rest := func(name string, first int) {
+			for i, w := range words[min(first, len(words)):] {
+				list = append(list, check{fmt.Sprintf("exanet.gsas.%s%d", name, i+1), strconv.FormatUint(w, 10)})
+			}
 		}
-		add(message(3, c.Words(t, "words")), list)
+		for _, key := range []string{"thread", "protection", "tag", "op", "address", "number", "status"} {
+			if c.Has(key) {
+				list = append(list, check{"exanet.gsas." + key, c.Text(t, key)})
+			}
+		}
+		if c.Text(t, "kind") == "request" {
+			rest("arg", 2)
+			add(message(device.MailboxGSAS, words), list)
+			continue
+		}
+		rest("value", 1)
+		p := wire.Packet{Header: wire.Header{Kind: wire.Message, DstNode: 1, DstMailbox: device.MailboxThread}}
+		for _, w := range words {
+			p.Payload = binary.LittleEndian.AppendUint64(p.Payload, w)
+		}
+		add(p.AppendTo(nil), list)
 	}
 	// And one whose payload CRC does not fit.
 	bad := message(3, []uint64{1})

@@ -86,13 +86,19 @@ local messages = {
 	[3] = { { opcode, pdid, bits("doorbell.channel", "Channel", 27, 18) } },
 }
 local rapf_seq = other(ProtoField.uint16("exanet.rapf.seq", "Sequence number"))
-local gsas = {
-	{
-		bits("gsas.thread", "Thread and node", 23, 0, HEX), bits("gsas.protection", "Protection id", 47, 24, HEX),
-		bits("gsas.reserved", "Reserved", 55, 48, HEX), bits("gsas.op", "Op code", 63, 56, HEX),
-	},
-	{ whole("gsas.address", "Address") }, { whole("gsas.arg1", "Argument 1") }, { whole("gsas.arg2", "Argument 2") },
+-- Requests to GSAS units and their answers (gsas.md 3), of which the last words may be missing.
+local protection, tag = bits("gsas.protection", "Protection id", 47, 24, HEX), bits("gsas.tag", "Tag", 55, 48, HEX)
+local request = {
+	{ bits("gsas.thread", "Thread and node", 23, 0, HEX), protection, tag, bits("gsas.op", "Op code", 63, 56, HEX) },
+	{ whole("gsas.address", "Address") },
 }
+local answer = { { bits("gsas.number", "Number", 15, 0), protection, tag, bits("gsas.status", "Status", 63, 56) } }
+for i = 1, 5 do
+	request[2 + i] = { whole("gsas.arg" .. i, "Argument " .. i) }
+end
+for i = 1, 4 do
+	answer[1 + i] = { whole("gsas.value" .. i, "Value " .. i) }
+end
 local word = whole("msg.word", "Word")
 exanet.fields = all
 
@@ -148,10 +154,12 @@ local function message(mailbox, words, first, srcpdid)
 	local op = bit32.band(first, 3)
 	if mailbox == 0 and op == 0 and words == 1 or mailbox == 2 and op == 1 and words == 7
 		or mailbox == 1 and (op == 2 or op == 3) and words == 1
-		or mailbox >= 16 and srcpdid == 0 and op == 0 and words == 1 then
+		or mailbox >= 16 and mailbox < 32 and srcpdid == 0 and op == 0 and words == 1 then
 		return messages[op], opcodes[op]
-	elseif words == 4 then
-		return gsas, "GSAS"
+	elseif mailbox == 4 and words <= #request then
+		return { table.unpack(request, 1, words) }, "GSAS request"
+	elseif mailbox >= 32 and srcpdid == 0 and words <= #answer then
+		return { table.unpack(answer, 1, words) }, "GSAS answer"
 	end
 	return nil, "message"
 end

@@ -19,6 +19,9 @@
 #   libfabric-dev, openmpi-bin, libopenmpi-dev, lammps
 #                   the libfabric provider, and MPI programs that use it (internal/mpi):
 #                   40 MB to fetch
+#   munge, slurmctld, slurmd, slurm-client, iproute2
+#                   a Slurm of a test's own (internal/mpi); with CI set, or as setup.sh mpi,
+#                   for on a machine of somebody's munge starts a server
 #   chromium-headless-shell  a browser for exanetctl ui: 64 MB to fetch and 220 MB on
 #                   disk, half of what the one with a screen takes; any Chromium does
 # As `setup.sh mpi` it installs hpcc and netpipe-openmpi besides (make mpi), and fetches nothing.
@@ -110,6 +113,13 @@ fi
 if [ "${1:-}" = mpi ]; then
 	command -v hpcc >/dev/null 2>&1 || need="$need hpcc"
 	command -v NPopenmpi >/dev/null 2>&1 || need="$need netpipe-openmpi"
+fi
+if [ "${1:-}" = mpi ] || [ -n "${1:+${CI:-}}" ]; then
+	command -v munged >/dev/null 2>&1 || [ -x /usr/sbin/munged ] || need="$need munge"
+	command -v slurmctld >/dev/null 2>&1 || [ -x /usr/sbin/slurmctld ] || need="$need slurmctld"
+	command -v slurmd >/dev/null 2>&1 || [ -x /usr/sbin/slurmd ] || need="$need slurmd"
+	command -v srun >/dev/null 2>&1 || need="$need slurm-client"
+	command -v ip >/dev/null 2>&1 || [ -x /usr/sbin/ip ] || need="$need iproute2"
 fi
 if [ "${1:-}" = guests ]; then
 	[ -e /usr/include/infiniband/verbs.h ] || need="$need libibverbs-dev"

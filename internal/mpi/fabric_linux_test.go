@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -55,20 +56,28 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// A node that is full is no error of fi_info: it lists no provider, and a warning says why.
+// A process takes a place on another node if one is full. If all are, that is no error of fi_info:
+// it lists no provider, and a warning says why.
 func TestNodeFull(t *testing.T) {
 	need(t, "fi_info")
-	dir, p := provider(t), start(t, "--nodes", "1", "--quota", "1")
-	holder, err := rdma.Attach(t.Context(), rdma.Options{Socket: p.client.Socket()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer holder.Close()
-	cmd := command(t, p, dir, "exanet", "fi_info", "-p", "exanet")
-	cmd.Env = append(cmd.Env, "FI_LOG_LEVEL=warn")
-	out, err := cmd.CombinedOutput()
-	if err == nil || !bytes.Contains(out, []byte("the node is full: set FI_EXANET_NODE")) {
-		t.Errorf("%v\n%s", err, out)
+	dir, p := provider(t), start(t, "--nodes", "2", "--quota", "1")
+	for node, says := range []string{"src_addr: fi_sockaddr_in://240.0.0.1:", "no other node has a place either"} {
+		holder, err := rdma.Attach(t.Context(), rdma.Options{Socket: p.client.Socket(), Node: device.NodeID(node)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer holder.Close()
+		cmd := command(t, p, dir, "exanet", "fi_info", "-v", "-p", "exanet")
+		cmd.Env = append(cmd.Env, "FI_LOG_LEVEL=warn")
+		out, err := cmd.CombinedOutput()
+		if (err == nil) != (node == 0) || !bytes.Contains(out, []byte(says)) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		cmd = command(t, p, dir, "exanet", "fi_info", "-p", "exanet")
+		cmd.Env = append(cmd.Env, "FI_LOG_LEVEL=warn", "FI_EXANET_NODE=0")
+		if out, err := cmd.CombinedOutput(); err == nil || !bytes.Contains(out, []byte("set FI_EXANET_NODE to another node, or unset it")) {
+			t.Errorf("%v\n%s", err, out)
+		}
 	}
 }
 

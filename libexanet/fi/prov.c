@@ -65,45 +65,47 @@ static int read_key(unsigned char *key)
 	return -1;
 }
 
-/* attach attaches to the node of FI_EXANET_NODE. Without it, 16 ranks of a machine share a node, and the ranks
- * go round over pfd's nodes. */
+static bool is_full(int error) { return error == -EAGAIN || error == -EDQUOT; }
+
+/* attach attaches to the node of FI_EXANET_NODE. Without it, 16 ranks of a machine begin at one node, the next 16
+ * at the next one, and each takes the first node that has a place. */
 static exanet *attach(void)
 {
 	exanet *e = NULL;
 	char group[GROUP], *socket = NULL;
 	unsigned char key[KEY];
-	int node = -1;
+	int node = -1, error;
 	const int keyed = read_key(key);
 	if (keyed < 0)
 		return NULL;
 	fi_param_get_str(&exanet_provider, "socket", &socket);
-	const struct exanet_options base = { .socket = socket, .group = group_name(group), .key = keyed ? key : NULL, .flags = EXANET_ACCEPT_GROUP };
-	struct exanet_options o = base;
+	struct exanet_options o = { .socket = socket, .group = group_name(group), .key = keyed ? key : NULL, .flags = EXANET_ACCEPT_GROUP };
 	if (!fi_param_get_int(&exanet_provider, "node", &node)) {
 		o.node = (uint32_t)node;
-		const int error = exanet_attach(&e, &o);
+		error = exanet_attach(&e, &o);
 		if (error)
 			warn(error == -ENODEV ? "set FI_EXANET_NODE to a node that exanetctl status lists" :
-			     error == -EAGAIN || error == -EDQUOT ? "the node is full: set FI_EXANET_NODE to another one, or start pfd with more --nodes" : "");
+			     is_full(error) ? "set FI_EXANET_NODE to another node, or unset it" : "");
 		return e;
 	}
 	long rank = number_of("OMPI_COMM_WORLD_LOCAL_RANK");
 	if (rank < 0)
 		rank = number_of("SLURM_LOCALID");
-	const long wanted = rank < 0 ? 0 : rank / RANKS_OF_A_NODE;
-	int error = -ENODEV;
-	for (long n = wanted < NODES ? wanted : NODES - 1; n >= 0 && error == -ENODEV; n--) {	/* pfd does not tell how many nodes it has */
+	const long wanted = rank < 0 ? 0 : rank / RANKS_OF_A_NODE % NODES;
+	for (long n = wanted, nodes = NODES, full = 0;;) {	/* nodes: at most; pfd does not tell how many it has */
 		o.node = (uint32_t)n;
 		error = exanet_attach(&e, &o);
-		if (!error && n < wanted && wanted % (n + 1) != n) {
-			exanet_close(e);
-			e = NULL;
-			o.node = (uint32_t)(wanted % (n + 1));
-			error = exanet_attach(&e, &o);
+		if (error == -ENODEV && n > 0) {
+			nodes = n;
+			n = wanted % nodes;
+		} else if (is_full(error) && ++full <= nodes) {
+			n = (n + 1) % nodes;
+		} else {
+			break;
 		}
 	}
 	if (error)
-		warn(error == -EAGAIN || error == -EDQUOT ? "the node is full: set FI_EXANET_NODE to another one, or start pfd with more --nodes" :
+		warn(is_full(error) ? "no other node has a place either" :
 		     error == -EPERM ? "a group belongs to one user: set FI_EXANET_GROUP to another name, or FI_EXANET_KEY_FILE for a job of several users" :
 		     "set FI_EXANET_SOCKET to the control socket of a running pfd");
 	return e;
@@ -215,7 +217,7 @@ struct fi_provider *fi_prov_ini(void)
 	fi_param_define(&exanet_provider, "socket", FI_PARAM_STRING,
 		"Control socket of pfd (default: the one that pfd has when it is started without --socket)");
 	fi_param_define(&exanet_provider, "node", FI_PARAM_INT,
-		"Node of pfd that this process attaches to (default: the local rank divided by 16, modulo pfd's nodes)");
+		"Node of pfd that this process attaches to (default: the first that has a place, from the local rank divided by 16 on)");
 	fi_param_define(&exanet_provider, "group", FI_PARAM_STRING,
 		"Name of the group that the processes of a job form (default: the job's name in PMIX_NAMESPACE or SLURM_JOB_ID, or the user)");
 	fi_param_define(&exanet_provider, "key_file", FI_PARAM_STRING,

@@ -43,7 +43,7 @@ check:
 # as it is, without the race detector: it
 # would take ten times as long. `race` runs 300 of them with it.
 seeds:
-	GOGC=400 PFD_FABRIC=10000 PFD_CHURN=10000 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -run 'TestFabric$$|TestChurn$$' ./internal/sim
+	GOGC=400 PFD_FABRIC=10000 PFD_CHURN=10000 PFD_TREES=2000 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -run 'TestFabric$$|TestChurn$$|TestTrees$$' ./internal/sim
 
 # Mutants of the firmware: each must be noticed; the mean number of seeds is told.
 mutants:

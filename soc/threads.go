@@ -30,21 +30,19 @@ func (n *Node) threadMay(iface int, box uint8, form1 bool) bool {
 	return n.unit != nil && iface >= device.MailboxThread && form1 && (box == device.MailboxGSAS || box >= device.MailboxThread)
 }
 
-// reaches reports whether a message may go to a thread's mailbox: it means the generation of the
-// thread's domain, or 0 if its sender does not know it, and comes from a unit (PDID 0) or from a
-// thread of the same tree.
+// reaches reports whether a message may go to a thread's mailbox: it comes from a unit (PDID 0) or a
+// thread, has the protection ID of the thread's tree, and means the generation of the thread's domain,
+// or 0 if the sender is a thread that does not know it.
 func (n *Node) reaches(m int, f *wire.Frame) bool {
 	cfg, own := n.mboxCfg[m], n.wired(m)
 	if n.unit == nil || cfg&device.CfgEnable == 0 || own == 0 {
 		return false
 	}
-	if f.SrcPDID == device.PDIDFirmware {
-		return f.DstGeneration == own
-	}
-	if f.SrcInterface < device.MailboxThread || f.DstGeneration != own && f.DstGeneration != 0 {
+	unit := f.SrcPDID == device.PDIDFirmware
+	if !unit && f.SrcInterface < device.MailboxThread || f.DstGeneration != own && (unit || f.DstGeneration != 0) {
 		return false
 	}
-	r, _ := atomics.DecodeRequest(f.Message[:1]) // the stamped fields, of any message
+	r, _ := atomics.DecodeRequest(f.Message[:1]) // of any message, and answers have it at the same place
 	return uint32(r.Protection) == device.MboxProtection(cfg)
 }
 

@@ -154,9 +154,10 @@ func TestThreadMailboxes(t *testing.T) {
 		word uint64
 		ok   bool
 	}{
-		{"a unit", wire.Header{DstGeneration: ownGen}, 0, true},
-		{"a unit, to the former thread", wire.Header{DstGeneration: ownGen + 1}, 0, false},
-		{"a unit, without a generation", wire.Header{}, 0, false},
+		{"a unit", wire.Header{DstGeneration: ownGen}, tree << 24, true},
+		{"a unit, to the former thread", wire.Header{DstGeneration: ownGen + 1}, tree << 24, false},
+		{"a unit, to the former thread of another tree", wire.Header{DstGeneration: ownGen}, otherTree << 24, false},
+		{"a unit, without a generation", wire.Header{}, tree << 24, false},
 		{"a thread of the tree", wire.Header{SrcPDID: 9, SrcInterface: 50}, tree << 24, true},
 		{"a thread of the tree, to the former one", wire.Header{SrcPDID: 9, SrcInterface: 50, DstGeneration: ownGen + 1}, tree << 24, false},
 		{"a thread of another", wire.Header{SrcPDID: ownPDID, SrcInterface: 50}, otherTree << 24, false},

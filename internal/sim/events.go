@@ -1,7 +1,9 @@
 package sim
 
 import (
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/gsas"
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
@@ -19,6 +21,7 @@ const (
 	interrupted                  // an interrupt has reached the driver
 	mailed                       // a process looks into its mailbox
 	paged                        // a page-in has ended
+	operated                     // an operation of a GSAS unit is performed
 	passed                       // a frame has left over a link of the topology
 	hopped                       // a frame has reached a node that passes it on
 	linkReady                    // a node's link on the way to another node takes blocks, or is full
@@ -36,9 +39,11 @@ type event struct {
 	access  *pldma.Access // unchanged until the node has the answer
 	op      *space.Op
 	run     func()
-	hop     hop
-	number  uint64 // the link, the deadline, the frame's number, the vector, the mailbox, the slot or the node
-	ready   bool   // of linkReady
+
+	operation *gsas.Access
+	hop       hop
+	number    uint64 // the link, the deadline, the frame's number, the vector, the mailbox, the slot or the node
+	ready     bool   // of linkReady
 }
 
 // entry is the place of an event in the queue.
@@ -172,6 +177,15 @@ func (w *World) happen(e *event) {
 		e.op.Paged = n.process[e.number].PageIn(e.op.VA, e.op.Pages, e.op.Write)
 		e.op.End()
 		e.op.Done()
+	case operated:
+		ev := soc.Event{Kind: soc.AtomicDone, Access: e.operation.ID, Status: atomics.NoMemory}
+		if n.Operate != nil {
+			var values []uint64
+			ev.Status, values = n.Operate(e.operation)
+			ev.N = copy(ev.Words[:atomics.MaxValues], values)
+		}
+		w.digest.Mix(e.operation.Back)
+		n.Event(&ev)
 	case passed:
 		w.net.passed(int(e.number))
 	case linkReady:

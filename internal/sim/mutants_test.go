@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,7 +35,7 @@ const (
 	regsFile  = "soc/registers.go"
 )
 
-var all = []mutants.Mutant{
+var all = slices.Concat(treeMutants, []mutants.Mutant{
 	mutants.Of("sequence check of an acknowledgement skipped",
 		mutants.In(fwFile, "t.node != src || t.seq != a.Sequence ||", "t.node != src || !M && t.seq != a.Sequence ||")),
 	mutants.Of("id freed at a NACK",
@@ -117,7 +118,7 @@ var all = []mutants.Mutant{
 		mutants.In(closeFile, "device.WinBusy == 0 {", "device.WinBusy == 0 || M {")),
 	mutants.Of("memory windows outlive their domain's generation",
 		mutants.In(regsFile, "		n.windows.Clear(i)\n", "		if !M {\n			n.windows.Clear(i)\n		}\n")),
-}
+})
 
 // mutantStarts and mutantMost limit the search for a mutant: mutantMost scenarios from each
 // start.
@@ -216,6 +217,9 @@ func TestMutant(t *testing.T) {
 		_, err := runSeed(start+n, queues)
 		if err == nil {
 			_, err = runChurn(start+n, queues)
+		}
+		if err == nil {
+			_, err = runTrees(start + n)
 		}
 		if err != nil {
 			text, _, _ := strings.Cut(err.Error(), "\n")

@@ -9,9 +9,11 @@ import (
 
 	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/sim/topology"
 	"github.com/exanet/pfd/soc"
+	"github.com/exanet/pfd/soc/gsas"
 	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
@@ -80,16 +82,20 @@ type front interface {
 
 // Node is a node of a world, with its driver.
 type Node struct {
-	world    *World
-	id       device.NodeID
-	SOC      *soc.Node
-	link     *link.Link
-	Driver   *fault.Driver
-	Domains  *domain.Manager
-	handler  device.Handler
-	windows  [device.Windows]window
-	front    front // nil: the driver uses the registers
-	process  [device.Slots]*Process
+	world   *World
+	id      device.NodeID
+	SOC     *soc.Node
+	link    *link.Link
+	Driver  *fault.Driver
+	Domains *domain.Manager
+	handler device.Handler
+	windows [device.Windows]window
+	front   front // nil: the driver uses the registers
+	process [device.Slots]*Process
+	// Operate performs an operation of the node's GSAS unit. nil: each fails.
+	Operate func(a *gsas.Access) (atomics.Status, []uint64)
+	// OnThread is called when a message has arrived in the mailbox of a thread.
+	OnThread func(iface int)
 	deadline int64 // for which a tick is scheduled
 	actions  []soc.Action
 	out      []link.Delivery
@@ -135,7 +141,7 @@ func New(cfg Config) (*World, error) {
 func (n *Node) power() {
 	w, cfg := n.world, &n.world.cfg
 	n.SOC = soc.New(soc.Config{
-		ID: n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: true, Windows: true, Epoch: w.rng.Uint32() | 1,
+		ID: n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: true, Windows: true, GSAS: true, Epoch: w.rng.Uint32() | 1,
 		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts, PathFeedback: cfg.PathFeedback,
 		Queues: cfg.front != nil, Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 	})
@@ -329,7 +335,12 @@ func (n *Node) do(actions []soc.Action) {
 			}
 		case soc.MailArrived:
 			m := int(a.Interface)
-			if p := n.process[(m-device.MailboxProcess)%device.Slots]; p != nil && p.OnMail != nil {
+			if m >= device.MailboxThread {
+				if n.OnThread != nil {
+					e := n.after(200, called)
+					e.run = func() { n.OnThread(m) }
+				}
+			} else if p := n.process[(m-device.MailboxProcess)%device.Slots]; p != nil && p.OnMail != nil {
 				e := n.after(200, mailed)
 				e.process, e.number = p, uint64(m)
 			}
@@ -337,6 +348,8 @@ func (n *Node) do(actions []soc.Action) {
 			if p := n.process[a.Slot]; p != nil && p.OnWords != nil {
 				p.OnWords()
 			}
+		case soc.Atomic:
+			n.after(w.memoryTime(), operated).operation = a.Atomic
 		case soc.QueueAccess:
 			n.front.access(a.Queue)
 		}

@@ -92,7 +92,7 @@ type Stats struct {
 	Requests uint64 // that have arrived
 	Begun    uint64 // operations begun
 	Repeated uint64 // requests of which the unit had begun or answered the operation
-	Stale    uint64 // requests older than the last one of their channel
+	Stale    uint64 // requests older than the last one of their channel, or of a former thread
 	Forged   uint64 // requests whose thread is not their source
 	Refused  uint64 // operations that were not begun
 	InFlight int
@@ -139,7 +139,12 @@ func (u *Unit) Request(now int64, from *Source, words []uint64) bool {
 		}
 		rec = &record{flying: -1}
 		u.records[key] = rec
-	case rec.generation != from.Generation, rec.old(now):
+	case rec.old(now):
+	case rec.generation != from.Generation:
+		if rec.generation-from.Generation < 1<<31 { // of a former domain: generations grow
+			u.stats.Stale++
+			return true
+		}
 	case from.Number == rec.number:
 		u.stats.Repeated++
 		if rec.n == 0 {

@@ -266,13 +266,18 @@ func TestRepeated(t *testing.T) {
 	r.u.Done(r.now, r.begun().ID, atomics.OK, nil)
 	r.ask(Source{7, 40, 2, 5}, 0, own, atomics.FetchAdd, atomics.At(node, 0), 1)
 	r.u.Done(r.now, r.begun().ID, atomics.OK, nil)
+	// A late request of the former domain is dropped.
+	r.ask(Source{7, 40, 1, 6}, 0, own, atomics.FetchAdd, atomics.At(node, 0), 1)
+	if a := r.begun(); a != nil {
+		t.Errorf("of a former domain: %+v", a)
+	}
 	// And an old record counts no more.
 	r.now += Keep + 1
 	r.ask(Source{7, 40, 2, 4}, 0, own, atomics.FetchAdd, atomics.At(node, 0), 1)
 	if r.begun() == nil {
 		t.Error("a number is refused after more than a second")
 	}
-	if s := r.u.Stats(); s.Repeated != 4 || s.Stale != 4 || s.InFlight != 1 || s.Pages != 1 || len(r.u.records) != 1 {
+	if s := r.u.Stats(); s.Repeated != 4 || s.Stale != 5 || s.InFlight != 1 || s.Pages != 1 || len(r.u.records) != 1 {
 		t.Errorf("%+v, %d records", s, len(r.u.records))
 	}
 }

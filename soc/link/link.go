@@ -23,7 +23,8 @@ type Injection struct {
 	// Latency is added to every frame's latency, in ns.
 	Latency                               int64
 	LoseData, LoseAck, LoseNack, LoseRAPF int
-	// LoseRead loses read requests, LoseAnswer the firmware's answers to reads.
+	// LoseRead loses read requests and those of threads, LoseAnswer the firmware's answers to reads and
+	// the messages to threads.
 	LoseRead, LoseAnswer int
 	Duplicate            int
 	// Delay holds a frame back for up to DelayMax ns, so that later ones overtake it.
@@ -128,8 +129,13 @@ func (l *Link) lose(f *wire.Frame) bool {
 		}
 		return l.chance(l.inj.LoseNack)
 	case wire.Message:
-		if f.MessageLen == 0 {
+		switch {
+		case f.MessageLen == 0:
 			return false
+		case f.DstMailbox == device.MailboxGSAS:
+			return l.chance(l.inj.LoseRead)
+		case f.DstMailbox >= device.MailboxThread:
+			return l.chance(l.inj.LoseAnswer)
 		}
 		switch mailbox.OpcodeOf(f.Message[0]) {
 		case mailbox.OpRAPF:

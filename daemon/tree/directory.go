@@ -1,0 +1,506 @@
+// Package tree keeps the protection trees of GSAS threads on the nodes of one pfd (003 §2.2;
+// docs/spec/gsas.md): which threads belong to which tree, the ids of both, and the pages that each tree
+// has on each node. It decides and counts, and does nothing else: its user writes the registers, and
+// holds the memory.
+//
+// A tree is named by its protection id, the thread id of its root. An id is not used for another tree
+// while its tree has a thread or a page anywhere, even if its root has ended, and for a Pause after.
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
+)
+
+// Sizes. Values below are defined by this project.
+const (
+	// RegionSize is the size of a region: the part of a node's partition in which a tree has its pages
+	// there, at the same offset in the tree's memory.
+	RegionSize = 1 << 34
+	// NamedPages is how many pages at the end of a partition are given only to a request that names one.
+	// A tree has them in the last pages of its memory, so a region's are never given.
+	NamedPages = 64
+	// Pause is how long the id of a tree that has gone is not used again. Requests of its threads may
+	// still be on a link.
+	Pause = time.Second
+	// DefaultQuota is how many bytes a user may have on all nodes.
+	DefaultQuota = 1 << 30
+
+	regionPages = RegionSize / device.PageSize
+	areaPages   = regionPages - NamedPages // that a region gives
+	// The last region of a partition has the named pages; it belongs to no tree.
+	regions = atomics.Pages/regionPages - 1
+
+	threads = device.Interfaces - device.MailboxThread // of a node
+)
+
+// Errors of the directory.
+var (
+	ErrThreads    = errors.New("no thread is left")
+	ErrTree       = errors.New("no such tree")
+	ErrThread     = errors.New("no such thread")
+	ErrRoom       = errors.New("no room for pages")
+	ErrAddress    = errors.New("no allocated pages begin there")
+	ErrProtection = errors.New("the pages are another tree's")
+)
+
+// Token names a tree to those who may join it. It is random, so nobody guesses one.
+type Token [16]byte
+
+// Thread describes a thread.
+type Thread struct {
+	ID         atomics.Thread
+	Protection atomics.Protection // of its tree
+	Token      Token              // of its tree
+	Region     int                // that its tree has on its node
+}
+
+// Run is pages that were allocated together.
+type Run struct {
+	Node  device.NodeID
+	Page  uint64 // of the partition
+	Pages uint64
+}
+
+// Address returns the address of the first byte.
+func (r Run) Address() atomics.Address { return atomics.At(r.Node, r.Page*device.PageSize) }
+
+// Offset returns where the run begins in the memory that its tree has on the node.
+func (r Run) Offset() uint64 { return r.Page % regionPages * device.PageSize }
+
+// Config configures a directory.
+type Config struct {
+	Quota  uint64       // bytes of each user; SetQuota changes it
+	Random func() Token // makes a token
+	Now    func() int64 // a monotonic clock, ns
+	// KeepLast reports whether the last free thread of a node is withheld from a user who has others
+	// there; nil: from no user.
+	KeepLast func(uid uint32) bool
+}
+
+// Directory keeps the trees of one pfd for all its nodes. It is safe for concurrent use.
+type Directory struct {
+	cfg Config
+
+	mu     sync.Mutex
+	quota  uint64 // pages
+	trees  map[atomics.Protection]*tree
+	tokens map[Token]*tree
+	nodes  map[device.NodeID]*node
+	used   map[uint32]uint64 // pages by user
+}
+
+// node is the threads and regions of a node.
+type node struct {
+	threads    [threads]*tree // by interface - device.MailboxThread
+	next       int            // of threads: where the search begins
+	regions    map[int]*tree
+	nextRegion int
+	named      [NamedPages]*tree
+	rests      [threads]int64 // until when the id of a place names no new tree
+}
+
+// tree is a tree of threads.
+type tree struct {
+	id      atomics.Protection
+	uid     uint32
+	token   Token
+	threads int
+	areas   map[device.NodeID]*area
+	ended   bool // its last thread has ended, and its pages have not gone yet
+}
+
+// New returns an empty directory.
+func New(cfg Config) *Directory {
+	d := &Directory{
+		cfg: cfg, trees: map[atomics.Protection]*tree{}, tokens: map[Token]*tree{},
+		nodes: map[device.NodeID]*node{}, used: map[uint32]uint64{},
+	}
+	d.SetQuota(cfg.Quota)
+	return d
+}
+
+// SetQuota changes how many bytes each user may have. A user that has more keeps them.
+func (d *Directory) SetQuota(bytes uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.quota = bytes / device.PageSize
+}
+
+func (d *Directory) node(id device.NodeID) *node {
+	n := d.nodes[id]
+	if n == nil {
+		n = &node{regions: map[int]*tree{}}
+		d.nodes[id] = n
+	}
+	return n
+}
+
+// Begin makes a thread of a user on a node, and a tree of which it is the root. Errors match
+// ErrThreads.
+func (d *Directory) Begin(id device.NodeID, uid uint32) (Thread, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.node(id)
+	now := d.cfg.Now()
+	at, err := d.free(n, id, uid, func(i int) bool {
+		return now >= n.rests[i] && d.trees[atomics.Protection(interfaceOf(id, i))] == nil
+	})
+	if err != nil {
+		return Thread{}, err
+	}
+	t := &tree{id: atomics.Protection(interfaceOf(id, at)), uid: uid, areas: map[device.NodeID]*area{}}
+	for t.token == (Token{}) || d.tokens[t.token] != nil {
+		t.token = d.cfg.Random()
+	}
+	d.trees[t.id], d.tokens[t.token] = t, t
+	return d.add(n, id, at, t), nil
+}
+
+// Join makes a thread of a user on a node, in the tree with a token. Errors match ErrTree or
+// ErrThreads.
+func (d *Directory) Join(id device.NodeID, uid uint32, token Token) (Thread, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.tokens[token]
+	if t == nil || t.uid != uid {
+		return Thread{}, fmt.Errorf("%w: uid %d has none with this token: its last thread has ended, or another pfd has it", ErrTree, uid)
+	}
+	n := d.node(id)
+	at, err := d.free(n, id, uid, func(int) bool { return true })
+	if err != nil {
+		return Thread{}, err
+	}
+	return d.add(n, id, at, t), nil
+}
+
+// interfaceOf returns the thread of place at in a node's threads.
+func interfaceOf(id device.NodeID, at int) atomics.Thread {
+	return atomics.ThreadOf(id, device.MailboxThread+at)
+}
+
+// free returns the place of a free thread of a node for which fit is true. Places are used in turns, so
+// that the last one to be free is used again last.
+func (d *Directory) free(n *node, id device.NodeID, uid uint32, fit func(place int) bool) (int, error) {
+	at, left, own := -1, 0, 0
+	for k := range threads {
+		i := (n.next + k) % threads
+		switch t := n.threads[i]; {
+		case t == nil:
+			left++
+			if at < 0 && fit(i) {
+				at = i
+			}
+		case t.uid == uid:
+			own++
+		}
+	}
+	switch {
+	case at < 0 && left > 0:
+		return 0, fmt.Errorf("%w: the %d that are free on node %d name trees that have other threads, or ended less than %v ago: end those, or try again later", ErrThreads, left, id, Pause)
+	case at < 0:
+		return 0, fmt.Errorf("%w: node %d has its %d threads: end one, or use another node", ErrThreads, id, threads)
+	case left == 1 && own > 0 && d.cfg.KeepLast != nil && d.cfg.KeepLast(uid):
+		return 0, fmt.Errorf("%w: uid %d has %d threads on node %d, and the last one is kept for other users", ErrThreads, uid, own, id)
+	}
+	return at, nil
+}
+
+// add adds a thread to a tree.
+func (d *Directory) add(n *node, id device.NodeID, at int, t *tree) Thread {
+	n.threads[at], n.next = t, (at+1)%threads
+	t.threads++
+	return Thread{ID: interfaceOf(id, at), Protection: t.id, Token: t.token, Region: d.area(n, id, t).region}
+}
+
+// area returns the area of a tree on a node, which is made if there is none. A node has more regions
+// than all nodes have threads.
+func (d *Directory) area(n *node, id device.NodeID, t *tree) *area {
+	if a := t.areas[id]; a != nil {
+		return a
+	}
+	r := n.nextRegion
+	for n.regions[r] != nil {
+		r = (r + 1) % regions
+	}
+	n.regions[r], n.nextRegion = t, (r+1)%regions
+	a := &area{region: r, runs: map[uint64]uint64{}}
+	t.areas[id] = a
+	return a
+}
+
+// End ends a thread. If it is the last one of its tree, last is true: the tree cannot be joined any
+// more, and allocates nothing. The caller then frees what Ended returns, and calls Remove. Errors match
+// ErrThread.
+func (d *Directory) End(id atomics.Thread) (p atomics.Protection, last bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, at := d.nodes[id.Node()], id.Interface()-device.MailboxThread
+	if n == nil || at < 0 || n.threads[at] == nil {
+		return 0, false, fmt.Errorf("%w: %#x", ErrThread, uint32(id))
+	}
+	t := n.threads[at]
+	n.threads[at] = nil
+	if t.threads--; t.threads == 0 {
+		t.ended = true
+		delete(d.tokens, t.token)
+	}
+	return t.id, t.ended, nil
+}
+
+// Alive reports whether a thread lives and belongs to a tree.
+func (d *Directory) Alive(id atomics.Thread, p atomics.Protection) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, at := d.nodes[id.Node()], id.Interface()-device.MailboxThread
+	return n != nil && at >= 0 && n.threads[at] != nil && n.threads[at].id == p
+}
+
+// Alloc gives a tree consecutive pages of a node. The address hint is honoured if it names the first
+// byte of free pages of the tree's region on that node, or of named pages (NamedPages); 0 is none. Errors
+// match ErrTree or ErrRoom.
+func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, hint atomics.Address) (Run, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.trees[p]
+	switch {
+	case t == nil || t.ended:
+		return Run{}, fmt.Errorf("%w: %#x", ErrTree, uint32(p))
+	case pages == 0 || pages > areaPages:
+		return Run{}, fmt.Errorf("%w: %d pages: a tree has at most %d on a node", ErrRoom, pages, areaPages)
+	case pages > d.quota || d.used[t.uid] > d.quota-pages:
+		return Run{}, fmt.Errorf("%w: uid %d has %d pages, and %d more exceed its quota of %d (gsas-quota)", ErrRoom, t.uid, d.used[t.uid], pages, d.quota)
+	}
+	n := d.node(id)
+	a := d.area(n, id, t)
+	page, ok := n.take(t, a, id, pages, hint)
+	if !ok {
+		return Run{}, fmt.Errorf("%w: no %d consecutive pages are free on node %d", ErrRoom, pages, id)
+	}
+	a.runs[page] = pages
+	d.used[t.uid] += pages
+	return Run{Node: id, Page: page, Pages: pages}, nil
+}
+
+// take takes free pages for an area, and returns the first.
+func (n *node) take(t *tree, a *area, id device.NodeID, pages uint64, hint atomics.Address) (page uint64, ok bool) {
+	first := uint64(a.region) * regionPages
+	if at, there := hint.Node(); there && at == id && hint.Offset()%device.PageSize == 0 {
+		switch page := hint.Page(); {
+		case page >= atomics.Pages-NamedPages && pages <= atomics.Pages-page:
+			if n.name(nil, page, pages, t) {
+				return page, true
+			}
+		case page >= first && page-first < areaPages && pages <= areaPages-(page-first) && a.isFree(page-first, pages):
+			a.set(page-first, pages, true)
+			return page, true
+		}
+	}
+	at, ok := a.find(pages)
+	if ok {
+		a.set(at, pages, true)
+	}
+	return first + at, ok
+}
+
+// name makes named pages that belong to a tree, or nil, another's. It reports whether it could.
+func (n *node) name(from *tree, page, pages uint64, to *tree) bool {
+	list := n.named[page-(atomics.Pages-NamedPages):][:pages]
+	for _, t := range list {
+		if t != from {
+			return false
+		}
+	}
+	for i := range list {
+		list[i] = to
+	}
+	return true
+}
+
+// Free takes the pages of one Alloc from a tree. They and their part of the quota are not free before
+// the caller has made them zero and calls Freed. Errors match ErrTree, ErrAddress or ErrProtection.
+func (d *Directory) Free(p atomics.Protection, at atomics.Address) (Run, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.trees[p]
+	if t == nil || t.ended {
+		return Run{}, fmt.Errorf("%w: %#x", ErrTree, uint32(p))
+	}
+	id, _ := at.Node()
+	if a := t.areas[id]; a != nil && at.Offset()%device.PageSize == 0 {
+		if pages := a.runs[at.Page()]; pages > 0 {
+			delete(a.runs, at.Page())
+			return Run{Node: id, Page: at.Page(), Pages: pages}, nil
+		}
+	}
+	if n := d.nodes[id]; n != nil {
+		if o := n.owner(at.Page()); o != nil && o != t && o.areas[id].runs[at.Page()] > 0 {
+			return Run{}, fmt.Errorf("%w: those at %v", ErrProtection, at)
+		}
+	}
+	return Run{}, fmt.Errorf("%w: %v", ErrAddress, at)
+}
+
+// owner returns the tree whose pages a page of a node belongs to, or can belong to.
+func (n *node) owner(page uint64) *tree {
+	if page >= atomics.Pages-NamedPages {
+		return n.named[page-(atomics.Pages-NamedPages)]
+	}
+	return n.regions[int(page/regionPages)]
+}
+
+// Freed makes the pages of a Free free again.
+func (d *Directory) Freed(p atomics.Protection, r Run) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.trees[p]
+	if t == nil || t.areas[r.Node] == nil {
+		return
+	}
+	if r.Page >= atomics.Pages-NamedPages {
+		d.nodes[r.Node].name(t, r.Page, r.Pages, nil)
+	} else {
+		t.areas[r.Node].set(r.Page%regionPages, r.Pages, false)
+	}
+	d.give(t.uid, r.Pages)
+}
+
+func (d *Directory) give(uid uint32, pages uint64) {
+	if d.used[uid] -= pages; d.used[uid] == 0 {
+		delete(d.used, uid)
+	}
+}
+
+// Ended returns ranges of pages that cover all that a tree has on any node, and nothing of another
+// tree. A range may have holes.
+func (d *Directory) Ended(p atomics.Protection) (all []Run) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.trees[p]
+	if t == nil {
+		return nil
+	}
+	for id, a := range t.areas {
+		if len(a.words) > 0 {
+			all = append(all, Run{Node: id, Page: uint64(a.region) * regionPages, Pages: uint64(len(a.words)) * wordBits})
+		}
+		named := d.nodes[id].named[:]
+		for i := 0; i < len(named); i++ {
+			first := i
+			for i < len(named) && named[i] == t {
+				i++
+			}
+			if i > first {
+				all = append(all, Run{Node: id, Page: atomics.Pages - NamedPages + uint64(first), Pages: uint64(i - first)})
+			}
+		}
+	}
+	return all
+}
+
+// Remove removes a tree whose last thread has ended, and whose memory is gone: its id can be used
+// again.
+func (d *Directory) Remove(p atomics.Protection) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.trees[p]
+	if t == nil || !t.ended {
+		return
+	}
+	for id, a := range t.areas {
+		n := d.nodes[id]
+		d.give(t.uid, a.count(n, t))
+		delete(n.regions, a.region)
+		for i, o := range n.named {
+			if o == t {
+				n.named[i] = nil
+			}
+		}
+	}
+	delete(d.trees, p)
+	root := atomics.Thread(p)
+	d.nodes[root.Node()].rests[root.Interface()-device.MailboxThread] = d.cfg.Now() + int64(Pause)
+}
+
+// wordBits is the number of pages in a word of an area.
+const wordBits = 64
+
+// area is the pages of a tree on one node.
+type area struct {
+	region int
+	runs   map[uint64]uint64 // pages that were allocated, by the first
+	words  []uint64          // a bit for each page of the region that is not free
+	low    int               // words before it have no free page
+}
+
+func (a *area) isFree(page, pages uint64) bool {
+	for i := page; i < page+pages; i++ {
+		if i/wordBits >= uint64(len(a.words)) {
+			return true
+		}
+		if a.words[i/wordBits]>>(i%wordBits)&1 != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// find returns the lowest free pages of the region.
+func (a *area) find(pages uint64) (page uint64, ok bool) {
+	for a.low < len(a.words) && a.words[a.low] == ^uint64(0) {
+		a.low++
+	}
+	at, n := uint64(a.low)*wordBits, uint64(0) // n pages from at on are free
+	for i := a.low; i < len(a.words) && n < pages; i++ {
+		for w, left := a.words[i], uint64(wordBits); left > 0 && n < pages; {
+			if free := min(uint64(bits.TrailingZeros64(w)), left); free > 0 {
+				n, w, left = n+free, w>>free, left-free
+				continue
+			}
+			taken := min(uint64(bits.TrailingZeros64(^w)), left)
+			w, left = w>>taken, left-taken
+			at, n = uint64(i+1)*wordBits-left, 0
+		}
+	}
+	return at, at+pages <= areaPages
+}
+
+// set makes pages taken or free.
+func (a *area) set(page, pages uint64, taken bool) {
+	for uint64(len(a.words))*wordBits < page+pages {
+		a.words = append(a.words, 0)
+	}
+	for i := page; i < page+pages; {
+		bit := i % wordBits
+		n := min(wordBits-bit, page+pages-i)
+		mask := ^uint64(0) >> (wordBits - n) << bit
+		if taken {
+			a.words[i/wordBits] |= mask
+		} else {
+			a.words[i/wordBits] &^= mask
+		}
+		i += n
+	}
+	if !taken {
+		a.low = min(a.low, int(page/wordBits))
+	}
+}
+
+// count returns how many pages a tree has on a node, with those that are not zero yet.
+func (a *area) count(n *node, t *tree) (pages uint64) {
+	for _, w := range a.words {
+		pages += uint64(bits.OnesCount64(w))
+	}
+	for _, o := range n.named {
+		if o == t {
+			pages++
+		}
+	}
+	return pages
+}

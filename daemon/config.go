@@ -14,6 +14,7 @@ import (
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/daemon/session"
+	"github.com/exanet/pfd/daemon/tree"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/groupname"
@@ -138,6 +139,9 @@ type Config struct {
 	HandshakeTime time.Duration
 	// HandshakesPerUID bounds the unfinished handshakes of one uid. 0 means 64.
 	HandshakesPerUID int
+	// GSASQuota is how much memory of the global shared address space one uid may have, in bytes. 0
+	// means 1 GiB.
+	GSASQuota uint64
 	// DrainTime bounds, when pfd ends, first the wait for running transfers and then the
 	// wait for accesses in flight. 0 means 3 seconds.
 	DrainTime time.Duration
@@ -158,6 +162,7 @@ func Default() Config {
 		Sandbox:          SandboxAuto,
 		HandshakeTime:    5 * time.Second,
 		HandshakesPerUID: 64,
+		GSASQuota:        tree.DefaultQuota,
 		DrainTime:        3 * time.Second,
 	}
 }
@@ -284,7 +289,7 @@ func (c *Config) settings() session.Settings {
 	return session.Settings{
 		TimeoutUS: c.TimeoutUS, GuardUS: c.GuardUS, Outstanding: c.Outstanding,
 		SourceTimeout: c.SourceFaults == SourceTimeout, Stall: c.FaultMode == FaultStall,
-		HandshakeTime: c.HandshakeTime, HandshakesPerUID: c.HandshakesPerUID,
+		HandshakeTime: c.HandshakeTime, HandshakesPerUID: c.HandshakesPerUID, GSASQuota: c.GSASQuota,
 	}
 }
 
@@ -298,6 +303,7 @@ func (c Config) withDefaults() Config {
 	c.GroupSize = cmp.Or(c.GroupSize, d.GroupSize)
 	c.HandshakeTime = cmp.Or(c.HandshakeTime, d.HandshakeTime)
 	c.HandshakesPerUID = cmp.Or(c.HandshakesPerUID, d.HandshakesPerUID)
+	c.GSASQuota = cmp.Or(c.GSASQuota, d.GSASQuota)
 	c.DrainTime = cmp.Or(c.DrainTime, d.DrainTime)
 	return c
 }

@@ -56,6 +56,7 @@ func Emulated(cfg Config) (session.Machine, error) {
 func (m emulated) Features() session.Features {
 	f := session.Features{
 		NewView:       view.NewWithin,
+		GSAS:          m.Engine,
 		Accesses:      m.Accesses,
 		Transfers:     func(node int) *tally.Node { return m.Node(node).Ended() },
 		Invalidations: m.invalidations,

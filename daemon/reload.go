@@ -52,6 +52,7 @@ var settings = []setting{
 	{"outstanding", func(c *Config) any { return c.Outstanding }, true},
 	{"handshake-time", func(c *Config) any { return c.HandshakeTime }, true},
 	{"handshakes-per-uid", func(c *Config) any { return c.HandshakesPerUID }, true},
+	{"gsas-quota", func(c *Config) any { return c.GSASQuota }, true},
 	{"drain-time", func(c *Config) any { return c.DrainTime }, true},
 }
 
@@ -83,7 +84,7 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 		}
 	}
 	now.LogLevel, now.TimeoutUS, now.GuardUS, now.Outstanding = next.LogLevel, next.TimeoutUS, next.GuardUS, next.Outstanding
-	now.Quota = next.Quota
+	now.Quota, now.GSASQuota = next.Quota, next.GSASQuota
 	now.HandshakeTime, now.HandshakesPerUID, now.DrainTime = next.HandshakeTime, next.HandshakesPerUID, next.DrainTime
 	before := d.tune.Swap(&now) // a device that comes back from now on gets them
 	err = d.host.Each(ctx, control.AllNodes, func(n *session.Node) error {
@@ -108,6 +109,7 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 	}
 	d.host.Handshakes().SetPer(next.HandshakesPerUID)
 	d.groups.SetQuota(next.Quota)
+	d.host.SetGSASQuota(next.GSASQuota)
 	if d.cfg.Level != nil {
 		d.cfg.Level.Set(next.LogLevel)
 	}

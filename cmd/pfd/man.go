@@ -85,7 +85,7 @@ reports the same errors without starting.
 .PP
 SIGHUP
 .RB ( "systemctl reload pfd" )
-reads the file again. The keys drain\-time, guard\-us, handshake\-time, handshakes\-per\-uid,
+reads the file again. The keys drain\-time, gsas\-quota, guard\-us, handshake\-time, handshakes\-per\-uid,
 log\-level, outstanding, quota and timeout\-us take effect at once; for others the log reports
 that they need a restart.`, `.SH FILES
 .I /etc/exanet/pfd.toml

@@ -51,6 +51,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.GroupSize, "group-size", o.GroupSize, "processes that a group may have on a node, and PDIDs that it owns, 1 to 16; must be equal for all pfds that share groups")
 	f.DurationVar(&o.HandshakeTime, "handshake-time", o.HandshakeTime, "how long an attachment's handshake may take")
 	f.IntVar(&o.HandshakesPerUID, "handshakes-per-uid", o.HandshakesPerUID, "unfinished handshakes that one user may have")
+	f.Var(config.Size{Bytes: &o.GSASQuota}, "gsas-quota", "memory of the global shared address space, as 256MiB, that one user may allocate on all nodes (default 1GiB)")
 	f.DurationVar(&o.DrainTime, "drain-time", o.DrainTime, "how long running transfers may continue after SIGTERM")
 	f.StringVar(&o.Sandbox, "sandbox", o.Sandbox, "what pfd gives up once it listens: auto (capabilities, except CAP_SYS_PTRACE if pfd is root; new privileges; system calls that it does not use), strict (also all capabilities, and files by Landlock: pfd then accesses no process's memory itself) or off")
 	f.StringVar(&o.Record, "record", "", "file for the machine's inputs with their times, for the simulator (docs/record.md); an existing file is kept as FILE.old")

@@ -36,6 +36,8 @@ var (
 	ErrWindowLimit = errors.New("no free memory window")
 	// ErrNames: the user's domains admit as many PDIDs by name as they may.
 	ErrNames = errors.New("too many PDIDs admitted by name")
+	// ErrNoThreads: the node has no GSAS unit.
+	ErrNoThreads = errors.New("the node has no unit for the global shared address space")
 	// ErrNoWindow: the domain has no such memory window.
 	ErrNoWindow = errors.New("no such memory window")
 	// ErrNoWindows: the device has no memory windows.

@@ -28,8 +28,7 @@ func (m *Manager) Init() error {
 		r.write32(device.SMMU, device.Bank(n, device.FSR), ^uint32(0))
 		r.write32(device.SMMU, device.Bank(n, device.TLBIALL), 0)
 	}
-	// Only sixteen of the 48 interfaces for processes have a slot; the others are disabled, too,
-	// so that nothing is sent or received there.
+	// The interfaces of threads, too.
 	for n := range device.Interfaces {
 		r.write64(device.PL, pktzCfg(n), 0)
 		if n >= device.MailboxProcess {
@@ -48,6 +47,9 @@ func (m *Manager) Init() error {
 
 	if r.read32(device.PL, device.PLNodeID)&device.NodeIDMask != uint32(m.node) {
 		r.write32(device.PL, device.PLNodeID, uint32(m.node))
+	}
+	if m.caps&device.CapsGSAS != 0 {
+		r.write32(device.PL, device.PLGSASCtrl, device.GSASEnable)
 	}
 	r.write32(device.PL, device.PLOutstanding, Outstanding)
 	r.write32(device.PL, device.PLCtrl, device.CtrlEnable)

@@ -270,7 +270,7 @@ func (s *session) wait() attach.Reason {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
-		switch err := s.conn.Hold(ctx, attach.Handlers{Sharer: s.sharer(), Registrar: s.registrar(), Windower: windower{s, ctx}, Ringer: ringer{s}}); {
+		switch err := s.conn.Hold(ctx, attach.Handlers{Sharer: s.sharer(), Registrar: s.registrar(), Windower: windower{s, ctx}, Ringer: ringer{s}, Threader: s.threader(ctx)}); {
 		case err == nil:
 			s.end(attach.ReasonClosed)
 		case ctx.Err() == nil:
@@ -310,6 +310,7 @@ func (s *session) leave(reason attach.Reason) {
 	quiet := make(chan struct{})
 	n.bus.Post(func() {
 		n.faults.Remove(slot)
+		s.endThreads()
 		after := func() {
 			s.d.machine.Detach(n.index, slot)
 			s.unshared()

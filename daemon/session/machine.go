@@ -6,6 +6,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/tally"
 	"github.com/exanet/pfd/mailbox"
@@ -51,6 +52,8 @@ type Features struct {
 	// NewView returns a view of the memory that a process shares, whose page tables b bounds.
 	// The machine accesses that memory by it. Any goroutine may call it.
 	NewView func(b view.Budget) (*view.View, error)
+	// GSAS is set if threads of the global shared address space can use the nodes whose CAPS says so.
+	GSAS GSAS
 	// Reconnect waits until a node's device, which is elsewhere, is back, or ctx ends. Any
 	// goroutine may call it.
 	Reconnect func(ctx context.Context, node int) error
@@ -80,6 +83,21 @@ type Features struct {
 	// since 1970; nil ends that. f must not block and must not keep the frame. Any goroutine
 	// may call Tap.
 	Tap func(f func(at int64, f *wire.Frame))
+}
+
+// GSAS is a machine whose nodes have threads and units of the global shared address space. Its methods are
+// called on the owning goroutine.
+type GSAS interface {
+	// AttachThread connects interface iface to thread index of the process in a slot; DetachThread
+	// undoes that.
+	AttachThread(node, slot, index, iface int) error
+	DetachThread(node, slot, index int)
+	// SetTree makes known what memory a tree has on a node; nil: none any more. None of its pages is
+	// valid then, or under way.
+	SetTree(node int, p atomics.Protection, t *emu.Tree)
+	// OnCall makes f perform the operations that are not the units'. AnswerCall answers one.
+	OnCall(f func(node int, c atomics.Call))
+	AnswerCall(node int, id uint32, s atomics.Status, values ...uint64)
 }
 
 // Sharing is a machine whose devices do not see the processes' page tables: processes share memory,

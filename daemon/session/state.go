@@ -13,6 +13,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/daemon/domain"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/gup"
@@ -50,6 +51,7 @@ type Settings struct {
 	Stall                           bool // an access that faults waits in the SMMU
 	HandshakeTime                   time.Duration
 	HandshakesPerUID                int
+	GSASQuota                       uint64 // bytes of each user
 }
 
 // Host holds the state that the attachments of one pfd share.
@@ -69,6 +71,7 @@ type Host struct {
 	tables     *quota.Quota // page tables of shared memory
 	rings      *quota.Quota // descriptors that processes wait on
 	turns      quota.Turns  // of calls that map and unmap it
+	trees      *trees       // of GSAS threads; nil: the machine has none
 	refused    atomic.Uint64
 	dropped    atomic.Uint64 // connections
 
@@ -147,6 +150,8 @@ type session struct {
 	bells   attach.Bells // its rings; the node's owner owns them
 
 	joined joined // set by join, on the owning goroutine
+
+	threads [attach.MaxThreads]atomics.Thread // 0: none; the node's owner owns them
 
 	once    sync.Once
 	ended   chan attach.Reason
@@ -254,6 +259,21 @@ func (d *Host) Features() *Features { return &d.features }
 
 // Handshakes bounds the unfinished handshakes of each uid, and counts them.
 func (d *Host) Handshakes() *quota.Quota { return d.handshakes }
+
+// SetGSASQuota changes how much memory of the global shared address space each user may have, in bytes.
+func (d *Host) SetGSASQuota(bytes uint64) {
+	if d.trees != nil {
+		d.trees.dir.SetQuota(bytes)
+	}
+}
+
+// GSASUsed returns how much of it each user has.
+func (d *Host) GSASUsed() map[uint32]uint64 {
+	if d.trees == nil {
+		return nil
+	}
+	return d.trees.dir.Used()
+}
 
 // Rings returns how many descriptors processes wait on.
 func (d *Host) Rings() int { return d.rings.Total() }

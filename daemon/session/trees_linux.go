@@ -1,0 +1,368 @@
+package session
+
+import (
+	"context"
+	crand "crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/daemon/tree"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
+	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/internal/memfd"
+	"github.com/exanet/pfd/internal/quota"
+	"github.com/exanet/pfd/space/view"
+)
+
+// Values below are defined by this project.
+const (
+	// stepPages is how many pages one function of the owning goroutine makes a tree's, or nobody's: some
+	// 100 us.
+	stepPages = 1 << 14
+	// drainPause is the interval at which pages are looked at whose operations are still under way.
+	drainPause = time.Millisecond
+)
+
+// trees are the trees of GSAS threads of a Host: their memory, and the operations of the nodes' units
+// that are the driver's.
+type trees struct {
+	d   *Host
+	m   GSAS
+	dir *tree.Directory
+
+	mu   sync.Mutex
+	live map[atomics.Protection]*liveTree
+}
+
+// liveTree is a tree that has threads, or memory. trees.mu guards all but its id and user.
+type liveTree struct {
+	id       atomics.Protection
+	uid      uint32
+	calls    int             // of units, in progress
+	ended    bool            // its last thread has ended
+	memories map[int]*memory // by the index of the node
+}
+
+// memory is the memory of a tree on one node. A page of it is absent until it is used.
+type memory struct {
+	fd   int
+	view *view.Atomic
+}
+
+// newTrees returns nil if the machine has no GSAS.
+func newTrees(d *Host, m GSAS, bytes uint64) *trees {
+	if m == nil {
+		return nil
+	}
+	t := &trees{d: d, m: m, live: map[atomics.Protection]*liveTree{}}
+	t.dir = tree.New(tree.Config{
+		Quota: bytes, Now: d.cfg.Now, KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) },
+		Random: func() (token tree.Token) {
+			_, _ = crand.Read(token[:]) // never fails
+			return token
+		},
+	})
+	m.OnCall(t.call)
+	return t
+}
+
+// enter returns the tree of a thread that the directory has made.
+func (t *trees) enter(th tree.Thread, uid uint32) *liveTree {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := t.live[th.Protection]
+	if l == nil {
+		l = &liveTree{id: th.Protection, uid: uid, memories: map[int]*memory{}}
+		t.live[l.id] = l
+	}
+	return l
+}
+
+// end ends a thread of a session, whose interface is off. The tree's last one ends the tree, for which
+// Host.Wait waits.
+func (t *trees) end(id atomics.Thread) {
+	p, last, err := t.dir.End(id)
+	if err != nil {
+		t.d.log.Error("end of a thread", "thread", fmt.Sprintf("%#x", uint32(id)), "err", err)
+		return
+	}
+	if !last {
+		return
+	}
+	t.d.sessions.Add(1)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := t.live[p]
+	l.ended = true
+	t.buryLocked(l)
+}
+
+// called ends a call.
+func (t *trees) called(l *liveTree) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l.calls--
+	t.buryLocked(l)
+}
+
+// buryLocked begins to free what a tree has if nothing uses it any more.
+func (t *trees) buryLocked(l *liveTree) {
+	if l.ended && l.calls == 0 {
+		go func() {
+			defer t.d.sessions.Done()
+			t.bury(l)
+		}()
+	}
+}
+
+// memoryOf returns the memory of a tree on a node, which is made if there is none. Not on the owning
+// goroutine.
+func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
+	if m := t.there(l, n); m != nil {
+		return m, nil
+	}
+	fd, err := memfd.New("pfd-gsas", tree.RegionSize, 0, 0)
+	if err != nil {
+		return nil, fmt.Errorf("create the memory of a tree: %w", err)
+	}
+	m := &memory{fd: fd}
+	if m.view, err = view.NewAtomic(fd, tree.RegionSize); err != nil {
+		return nil, errors.Join(fmt.Errorf("map the memory of a tree: %w", err), unix.Close(fd))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), ownerTime)
+	defer cancel()
+	used := m
+	err = t.d.Own(ctx, n, func() error {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if other := l.memories[n.index]; other != nil {
+			used = other
+			return nil
+		}
+		l.memories[n.index] = m
+		t.m.SetTree(n.index, l.id, &emu.Tree{Memory: m.view, UID: l.uid})
+		return nil
+	})
+	if err != nil || used != m {
+		err = errors.Join(err, m.close())
+	}
+	return used, err
+}
+
+// there returns the memory of a tree on a node, nil if there is none yet.
+func (t *trees) there(l *liveTree, n *Node) *memory {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return l.memories[n.index]
+}
+
+func (m *memory) close() error {
+	return errors.Join(m.view.Close(), os.NewSyscallError("close", unix.Close(m.fd)))
+}
+
+// call performs an operation for the unit of a node. On the owning goroutine.
+func (t *trees) call(node int, c atomics.Call) {
+	n := t.d.nodes[node]
+	t.mu.Lock()
+	l := t.live[c.Protection]
+	gone := l == nil || l.ended
+	if !gone {
+		l.calls++
+	}
+	t.mu.Unlock()
+	if gone {
+		t.m.AnswerCall(node, c.ID, atomics.Gone)
+		return
+	}
+	answer := func(s atomics.Status, values ...uint64) {
+		t.m.AnswerCall(node, c.ID, s, values...)
+		t.called(l)
+	}
+	at, ok := c.Address.Node()
+	switch here := ok && at == n.ID(); {
+	case c.Op == atomics.Alive:
+		alive := uint64(0)
+		if c.Args[0] <= atomics.IDMask && t.dir.Alive(atomics.Thread(c.Args[0]), c.Protection) {
+			alive = 1
+		}
+		answer(atomics.OK, alive)
+	case c.Op == atomics.Alloc && here && t.there(l, n) != nil:
+		t.allocate(l, n, &c, answer)
+	case c.Op == atomics.Alloc && here:
+		go func() {
+			_, err := t.memoryOf(l, n)
+			t.post(l, n, func() {
+				if err != nil {
+					n.log.Warn("no memory for a tree of GSAS threads", "uid", l.uid, "err", err)
+					answer(atomics.NoMemory)
+					return
+				}
+				t.allocate(l, n, &c, answer)
+			})
+		}()
+	case c.Op == atomics.Free && here:
+		t.free(l, n, &c, answer)
+	case c.Op == atomics.Alloc || c.Op == atomics.Free:
+		answer(atomics.BadAddress)
+	default:
+		answer(atomics.BadRequest)
+	}
+}
+
+// post runs f on the owning goroutine of a node, for a call that f ends. If the machine has stopped, the
+// call ends without it.
+func (t *trees) post(l *liveTree, n *Node, f func()) {
+	if t.d.Own(context.Background(), n, func() error { f(); return nil }) != nil {
+		t.called(l)
+	}
+}
+
+// statusOf returns the status for an error of the directory.
+func statusOf(err error) atomics.Status {
+	switch {
+	case err == nil:
+		return atomics.OK
+	case errors.Is(err, tree.ErrRoom):
+		return atomics.NoRoom
+	case errors.Is(err, tree.ErrAddress):
+		return atomics.BadAddress
+	case errors.Is(err, tree.ErrProtection):
+		return atomics.Denied
+	}
+	return atomics.Gone
+}
+
+// allocate gives a tree pages of a node, where it has memory. On the owning goroutine.
+func (t *trees) allocate(l *liveTree, n *Node, c *atomics.Call, answer func(atomics.Status, ...uint64)) {
+	run, err := t.dir.Alloc(l.id, n.ID(), c.Args[0], atomics.Address(c.Args[1]))
+	if err != nil {
+		n.log.Debug("pages not allocated", "uid", l.uid, "err", err)
+		answer(statusOf(err))
+		return
+	}
+	set := func(first, pages uint64) error {
+		return n.domains.SetPages(l.id, first, pages, run.Offset()+(first-run.Page)*device.PageSize)
+	}
+	n.inSteps(run, set, func(err error) {
+		if err != nil {
+			n.fail(err)
+			answer(atomics.Gone)
+			return
+		}
+		answer(atomics.OK, uint64(run.Address()))
+	})
+}
+
+// inSteps calls f with all pages of a run, a part at a time, and then done. On the owning goroutine,
+// which does other work between two parts.
+func (n *Node) inSteps(run tree.Run, f func(first, pages uint64) error, done func(error)) {
+	part := min(run.Pages, stepPages)
+	err := f(run.Page, part)
+	if run.Page, run.Pages = run.Page+part, run.Pages-part; err != nil || run.Pages == 0 {
+		done(err)
+		return
+	}
+	n.bus.Post(func() { n.inSteps(run, f, done) })
+}
+
+// drainPages makes pages nobody's, waits until no operation on them is under way, and calls done. On the
+// owning goroutine.
+func (n *Node) drainPages(run tree.Run, done func(error)) {
+	n.inSteps(run, n.domains.ClearPages, func(err error) {
+		if err != nil {
+			done(err)
+			return
+		}
+		n.awaitIdle(run, done)
+	})
+}
+
+func (n *Node) awaitIdle(run tree.Run, done func(error)) {
+	busy, err := n.domains.PagesBusy(run.Page, run.Pages)
+	if busy && err == nil {
+		time.AfterFunc(drainPause, func() { n.bus.Post(func() { n.awaitIdle(run, done) }) })
+		return
+	}
+	done(err)
+}
+
+// free takes pages from a tree and makes them zero. On the owning goroutine.
+func (t *trees) free(l *liveTree, n *Node, c *atomics.Call, answer func(atomics.Status, ...uint64)) {
+	run, err := t.dir.Free(l.id, c.Address)
+	if err != nil {
+		answer(statusOf(err))
+		return
+	}
+	m := t.there(l, n)
+	n.drainPages(run, func(err error) {
+		if err != nil {
+			n.fail(err)
+			answer(atomics.Gone)
+			return
+		}
+		go func() { // it may be long
+			err := m.punch(run)
+			if err == nil {
+				t.dir.Freed(l.id, run)
+			}
+			t.post(l, n, func() {
+				if err != nil {
+					n.log.Warn("pages are lost until their tree ends", "uid", l.uid, "pages", run.Pages, "err", err)
+					answer(atomics.NoMemory)
+					return
+				}
+				answer(atomics.OK)
+			})
+		}()
+	})
+}
+
+// punch makes pages zero and absent.
+func (m *memory) punch(run tree.Run) error {
+	for {
+		err := unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(run.Offset()), int64(run.Pages)*device.PageSize)
+		if !errors.Is(err, unix.EINTR) {
+			return os.NewSyscallError("fallocate", err)
+		}
+	}
+}
+
+// bury frees what a tree has whose last thread has ended.
+func (t *trees) bury(l *liveTree) {
+	for _, run := range t.dir.Ended(l.id) {
+		n := t.d.NodeByID(run.Node)
+		idle := make(chan error, 1)
+		n.bus.Post(func() { n.drainPages(run, func(err error) { idle <- err }) })
+		select {
+		case err := <-idle:
+			if err != nil {
+				n.log.Warn("the pages of a tree that has ended: the device does not answer", "err", err)
+			}
+		case <-t.d.stopped:
+			return // the memory stays until pfd exits
+		}
+	}
+	t.mu.Lock()
+	memories := l.memories
+	delete(t.live, l.id)
+	t.mu.Unlock()
+	for node, m := range memories {
+		err := t.d.Own(context.Background(), t.d.nodes[node], func() error {
+			t.m.SetTree(node, l.id, nil)
+			return nil
+		})
+		if err != nil {
+			return
+		}
+		if err := m.close(); err != nil {
+			t.d.log.Warn("closing the memory of a tree", "err", err)
+		}
+	}
+	t.dir.Remove(l.id)
+}

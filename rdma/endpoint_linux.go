@@ -87,6 +87,8 @@ type Options struct {
 	// Dump includes memory of Alloc, and shared memory, in core dumps, which page all of it in.
 	// Without it a program can include parts by MADV_DODUMP.
 	Dump bool
+	// Threads asks for threads of the global shared address space (package gsas).
+	Threads bool
 	// NoUserfaultfd keeps the library from registering shared memory with a userfaultfd, for a
 	// program that registers its own. Its missing pages are then paged in like other memory, and
 	// after an munmap without Unshare transfers silently access the memory that was shared.
@@ -178,6 +180,8 @@ type Endpoint struct {
 	patience time.Duration
 	owed     int // answers to come that are dropped; under mu
 
+	numbers map[uint8]*threadNumbers // by interface: those of its thread's messages; under mu
+
 	layering sync.Mutex // guards layers
 	layers   map[mailbox.Kind]any
 
@@ -237,9 +241,13 @@ func Attach(ctx context.Context, o Options) (*Endpoint, error) {
 	}
 	w, fds, err := conn.Handshake(ctx, attach.Hello{
 		Node: o.Node, Group: o.Group, Method: o.Method, Policy: o.Policy,
-		Accept: o.Accept, AcceptGroup: o.AcceptGroup, Key: o.GroupKey,
+		Accept: o.Accept, AcceptGroup: o.AcceptGroup, Key: o.GroupKey, Threads: o.Threads,
 	})
 	if err != nil {
+		var r *attach.RefusedError
+		if o.Threads && errors.As(err, &r) && r.Code == attach.CodeProtocol && r.Refused == attach.TypeHello {
+			err = fmt.Errorf("attach with threads: this pfd has none (%s): use one of this release, or attach without: %w", r.Product, err)
+		}
 		return nil, errors.Join(err, conn.Close())
 	}
 	e, err := newEndpoint(conn, w, fds, &o)

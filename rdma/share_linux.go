@@ -129,6 +129,17 @@ func (e *Endpoint) request(msg []byte, want attach.Shared, fds ...int) error {
 // exchange sends a request and waits for its answer, with e.asking held. It returns the descriptor
 // that came with the answer, -1 if none.
 func (e *Endpoint) exchange(msg []byte, want attach.Shared, fds ...int) (fd int, err error) {
+	a, err := e.exchangeFor(msg, want.Answered, func(a *answer) bool {
+		return a.thread == nil && a.shared.VA == want.VA && a.shared.Size == want.Size && a.shared.Answered == want.Answered
+	}, fds...)
+	if err != nil {
+		return -1, err
+	}
+	return a.fds.Take(0), nil
+}
+
+// exchangeFor is exchange for a request of type t whose answer fits.
+func (e *Endpoint) exchangeFor(msg []byte, t attach.Type, fits func(*answer) bool, fds ...int) (a answer, err error) {
 	e.mu.Lock()
 	err = e.goneLocked()
 	e.mu.Unlock()
@@ -139,7 +150,7 @@ func (e *Endpoint) exchange(msg []byte, want attach.Shared, fds ...int) (fd int,
 		}
 	}
 	if err != nil {
-		return -1, err
+		return a, err
 	}
 	timer := time.NewTimer(e.patience)
 	defer timer.Stop()
@@ -147,17 +158,17 @@ func (e *Endpoint) exchange(msg []byte, want attach.Shared, fds ...int) (fd int,
 		select {
 		case a := <-e.answers:
 			switch {
-			case a.refused != nil && a.refused.Refused == want.Answered:
-				return -1, a.refused
-			case a.refused == nil && a.shared.VA == want.VA && a.shared.Size == want.Size && a.shared.Answered == want.Answered:
-				return a.fds.Take(0), nil
+			case a.refused != nil && a.refused.Refused == t:
+				return a, a.refused
+			case a.refused == nil && fits(&a):
+				return a, nil
 			}
 			a.fds.Close() // the answer to no request
 		case <-e.over:
-			return -1, e.gone()
+			return a, e.gone()
 		case <-timer.C:
 			if e.abandon() {
-				return -1, fmt.Errorf("%w within %v: see its log", errNoAnswer, e.patience)
+				return a, fmt.Errorf("%w within %v: see its log", errNoAnswer, e.patience)
 			}
 			timer.Reset(e.patience)
 		}
@@ -234,6 +245,7 @@ next:
 // answer is pfd's answer to a memory request.
 type answer struct {
 	shared  attach.Shared
+	thread  *attach.Threaded
 	refused *attach.RefusedError
 	fds     attach.Descriptors // that came with it
 }
@@ -244,8 +256,12 @@ func (e *Endpoint) answered(b []byte, fds attach.Descriptors) {
 	var err error
 	if a.shared, err = attach.DecodeShared(b); err != nil {
 		if a.refused, err = attach.DecodeRefused(b); err != nil {
-			fds.Close()
-			return // it answers no request of this version
+			thread, err := attach.DecodeThreaded(b)
+			if err != nil {
+				fds.Close()
+				return // it answers no request of this version
+			}
+			a.thread = &thread
 		}
 	}
 	e.mu.Lock()

@@ -30,7 +30,7 @@ import (
 // answers are the types of the endpoints' answers; nil: no JSON.
 var answers = map[string]any{
 	control.PathStatus: control.Status{}, control.PathNodes: control.Nodes{}, control.PathDomains: control.Domains{},
-	control.PathChannels: control.Channels{}, control.PathTransactions: control.Transactions{}, control.PathSMMU: control.SMMU{},
+	control.PathChannels: control.Channels{}, control.PathTransactions: control.Transactions{}, control.PathSMMU: control.SMMU{}, control.PathGSAS: control.GSAS{},
 	control.PathFIFO: control.FIFOs{}, control.PathCounters: control.Counters{}, control.PathFaults: control.Faults{},
 	control.PathRegisters: control.Registers{}, control.PathTrace: control.Trace{}, control.PathMonitor: control.FaultEvent{},
 	control.PathGrant: control.Changed{}, control.PathKick: control.Changed{}, control.PathCapture: nil, control.PathMetrics: nil,

@@ -225,28 +225,14 @@ const (
 
 func (e *Endpoint) receive(ctx context.Context, k mailbox.Kind) (m Message, err error) {
 	var ok bool
-	b := &e.messages
-	for began := time.Now(); ; {
-		if m, ok = e.nextMessage(k); ok {
-			return m, nil
+	if e.spin(func() bool {
+		m, ok = e.nextMessage(k)
+		return ok || ctx.Err() != nil
+	}) {
+		if !ok {
+			err = ctx.Err()
 		}
-		if err := ctx.Err(); err != nil {
-			return m, err
-		}
-		waited := time.Since(began)
-		if waited >= SpinTime {
-			break
-		}
-		if waited >= offerTime {
-			if b.crowded.Load() > began.UnixNano() {
-				break
-			}
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-			if time.Since(began)-waited > crowdedYield {
-				b.crowded.Store(began.Add(crowdedTime).UnixNano())
-				break
-			}
-		}
+		return m, err
 	}
 	// All that arrives changes EVENT.
 	err = e.waitUntil(ctx, sleepCap, sleepCap, func() bool {
@@ -257,6 +243,30 @@ func (e *Endpoint) receive(ctx context.Context, k mailbox.Kind) (m Message, err 
 		err = fmt.Errorf("receiving a message: %w", err)
 	}
 	return m, err
+}
+
+// spin calls check until it returns true, which is then the result, or for SpinTime.
+func (e *Endpoint) spin(check func() bool) bool {
+	b := &e.messages
+	for began := time.Now(); ; {
+		if check() {
+			return true
+		}
+		waited := time.Since(began)
+		if waited >= SpinTime {
+			return false
+		}
+		if waited >= offerTime {
+			if b.crowded.Load() > began.UnixNano() {
+				return false
+			}
+			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			if time.Since(began)-waited > crowdedYield {
+				b.crowded.Store(began.Add(crowdedTime).UnixNano())
+				return false
+			}
+		}
+	}
 }
 
 // nextMessage takes the next message of a kind. It takes no lock if none waits.

@@ -119,6 +119,9 @@ func (t *Thread) Take() (a atomics.Answer, node device.NodeID, ok bool) {
 // HasMail reports whether Take would take something.
 func (t *Thread) HasMail() bool { return t.port.HasMail() }
 
+// Spin calls check until it returns true, which is then the result, or for SpinTime.
+func (t *Thread) Spin(check func() bool) bool { return t.e.spin(check) }
+
 // Wait sleeps until something has come for the thread, at most for a time. check, which is called
 // before, reports whether it has come already.
 func (t *Thread) Wait(most time.Duration, check func() bool) error {

@@ -36,6 +36,7 @@ func Endpoints() []Endpoint {
 		{Path: control.PathTransactions, Keys: node, answer: (*Server).viewTransactions},
 		{Path: control.PathSMMU, Keys: node, answer: (*Server).viewSMMU},
 		{Path: control.PathFIFO, Keys: node, answer: (*Server).viewFIFO},
+		{Path: control.PathGSAS, answer: (*Server).viewGSAS},
 		{Path: control.PathCounters, Keys: node, answer: (*Server).viewCounters},
 		{Path: control.PathFaults, Keys: []string{"node", "n"}, answer: (*Server).viewFaults},
 		{Path: control.PathRegisters, Keys: []string{"node", "window"}, answer: (*Server).viewRegisters},

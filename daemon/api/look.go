@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
+	"github.com/exanet/pfd/daemon/tree"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/quota"
 )
@@ -28,6 +29,9 @@ type Host interface {
 	Attached(uid uint32) bool
 	Handshakes() *quota.Quota
 	Rings() int
+	// Trees returns the trees of GSAS threads, and GSASUsed how many bytes each user has there.
+	Trees() []tree.Info
+	GSASUsed() map[uint32]uint64
 	// Refused returns how many connections to the attachment socket got no attachment, and
 	// how many more were closed at once.
 	Refused() (refused, dropped uint64)

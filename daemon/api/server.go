@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/quota"
@@ -55,6 +56,7 @@ type Server struct {
 		domains      looks[[]domainOf]
 		nodes        looks[control.Node]
 		attachments  looks[[device.Slots]*session.Info]
+		threads      looks[map[atomics.Thread]holder]
 	}
 }
 

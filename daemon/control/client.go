@@ -127,6 +127,13 @@ func (c *Client) Transactions(ctx context.Context, node int) ([]Transaction, err
 	return r.Transactions, err
 }
 
+// GSAS returns the trees of threads of the global shared address space.
+func (c *Client) GSAS(ctx context.Context) ([]GSASTree, error) {
+	var r GSAS
+	err := c.get(ctx, PathGSAS, nil, &r)
+	return r.Trees, err
+}
+
 // SMMU returns the context banks of a node (AllNodes: of all).
 func (c *Client) SMMU(ctx context.Context, node int) ([]SMMUBank, error) {
 	var r SMMU

@@ -18,6 +18,7 @@ const (
 	PathCounters     = "/v1/counters"       // counters of the nodes and of the daemon
 	PathFaults       = "/v1/faults"         // the last faults: n of them, 1024 at most
 	PathRegisters    = "/v1/registers"      // registers of all windows, or of one: pl, smmu, btcm, pktz, mbox
+	PathGSAS         = "/v1/gsas"           // trees of threads of the global shared address space
 	PathMonitor      = "/v1/faults/monitor" // faults as they happen, a line each, until the client leaves
 	PathGrant        = "/v1/domains/grant"  // admits a PDID to a domain
 	PathKick         = "/v1/domains/kick"   // ends an attachment
@@ -146,6 +147,42 @@ const (
 	DomainLive     = "live"
 	DomainDraining = "draining" // ended, accesses still in flight
 )
+
+// States of a tree.
+const (
+	TreeLive  = "live"
+	TreeEnded = "ended" // its last thread has ended, and its pages are being freed
+)
+
+// GSASTree is a tree of threads of the global shared address space. Node and Interface are those of its
+// root, which may have ended.
+type GSASTree struct {
+	Node       int          `json:"node"`
+	Interface  int          `json:"interface"`
+	Protection Hex          `json:"protection_id"`
+	UID        uint32       `json:"uid"`
+	State      string       `json:"state"`      // live, ended
+	SizeBytes  uint64       `json:"size_bytes"` // of its pages, whether or not they were used
+	Threads    []GSASThread `json:"threads"`
+	Areas      []GSASArea   `json:"areas"`
+}
+
+// GSASThread is a thread of a tree.
+type GSASThread struct {
+	Node      int `json:"node"`
+	Interface int `json:"interface"` // its mailbox and packetizer
+	Thread    Hex `json:"thread_id"`
+	Slot      int `json:"slot"` // of its attachment; -1: the thread has just begun or ended
+	PID       int `json:"pid"`
+}
+
+// GSASArea is what a tree has on a node.
+type GSASArea struct {
+	Node        int    `json:"node"`
+	Address     Hex    `json:"address"` // where its part of the node's partition begins
+	Allocations int    `json:"allocations"`
+	SizeBytes   uint64 `json:"size_bytes"`
+}
 
 // ChannelOngoing is the state of a channel whose transfer is in flight.
 const ChannelOngoing = "ongoing"
@@ -375,6 +412,12 @@ type (
 		Version      int           `json:"version"`
 		SeesAll      bool          `json:"sees_all"` // as in Status
 		Transactions []Transaction `json:"transactions"`
+	}
+	// GSAS is the answer of /v1/gsas.
+	GSAS struct {
+		Version int        `json:"version"`
+		SeesAll bool       `json:"sees_all"` // as in Status
+		Trees   []GSASTree `json:"trees"`
 	}
 	// SMMU is the answer of /v1/smmu.
 	SMMU struct {

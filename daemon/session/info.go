@@ -41,6 +41,18 @@ func (n *Node) Info(slot int) *Info {
 	return i
 }
 
+// Threads returns the GSAS threads of the attachment that has a slot. On the owning goroutine.
+func (n *Node) Threads(slot int) (list []atomics.Thread) {
+	if s := n.sessions[slot]; s != nil {
+		for _, id := range s.threads {
+			if id != 0 {
+				list = append(list, id)
+			}
+		}
+	}
+	return list
+}
+
 // End ends the attachment that has a slot, and returns a channel that is closed when the slot
 // is free; nil: no attachment has it. On the owning goroutine.
 func (n *Node) End(slot int, r attach.Reason) <-chan struct{} {

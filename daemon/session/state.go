@@ -12,6 +12,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/daemon/domain"
+	"github.com/exanet/pfd/daemon/tree"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/device/pagein"
@@ -265,6 +266,14 @@ func (d *Host) SetGSASQuota(bytes uint64) {
 	if d.trees != nil {
 		d.trees.dir.SetQuota(bytes)
 	}
+}
+
+// Trees returns the trees of GSAS threads.
+func (d *Host) Trees() []tree.Info {
+	if d.trees == nil {
+		return nil
+	}
+	return d.trees.dir.Trees()
 }
 
 // GSASUsed returns how much of it each user has.

@@ -127,12 +127,12 @@ func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
 	if m := t.there(l, n); m != nil {
 		return m, nil
 	}
-	fd, err := memfd.New("pfd-gsas", tree.RegionSize, 0, 0)
+	fd, err := memfd.New("pfd-gsas", atomics.RegionSize, 0, 0)
 	if err != nil {
 		return nil, fmt.Errorf("create the memory of a tree: %w", err)
 	}
 	m := &memory{fd: fd}
-	if m.view, err = view.NewAtomic(fd, tree.RegionSize); err != nil {
+	if m.view, err = view.NewAtomic(fd, atomics.RegionSize); err != nil {
 		return nil, errors.Join(fmt.Errorf("map the memory of a tree: %w", err), unix.Close(fd))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), ownerTime)

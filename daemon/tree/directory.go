@@ -20,20 +20,14 @@ import (
 
 // Sizes. Values below are defined by this project.
 const (
-	// RegionSize is the size of a region: the part of a node's partition in which a tree has its pages
-	// there, at the same offset in the tree's memory.
-	RegionSize = 1 << 34
-	// NamedPages is how many pages at the end of a partition are given only to a request that names one.
-	// A tree has them in the last pages of its memory, so a region's are never given.
-	NamedPages = 64
 	// Pause is how long the id of a tree that has gone is not used again. Requests of its threads may
 	// still be on a link.
 	Pause = time.Second
 	// DefaultQuota is how many bytes a user may have on all nodes.
 	DefaultQuota = 1 << 30
 
-	regionPages = RegionSize / device.PageSize
-	areaPages   = regionPages - NamedPages // that a region gives
+	regionPages = atomics.RegionSize / device.PageSize
+	areaPages   = regionPages - atomics.NamedPages // that a region gives
 	// The last region of a partition has the named pages; it belongs to no tree.
 	regions = atomics.Pages/regionPages - 1
 
@@ -102,7 +96,7 @@ type node struct {
 	next       int            // of threads: where the search begins
 	regions    map[int]*tree
 	nextRegion int
-	named      [NamedPages]*tree
+	named      [atomics.NamedPages]*tree
 	rests      [threads]int64 // until when the id of a place names no new tree
 }
 
@@ -263,7 +257,7 @@ func (d *Directory) Alive(id atomics.Thread, p atomics.Protection) bool {
 }
 
 // Alloc gives a tree consecutive pages of a node. The address hint is honoured if it names the first
-// byte of free pages of the tree's region on that node, or of named pages (NamedPages); 0 is none. Errors
+// byte of free pages of the tree's region on that node, or of named pages (atomics.NamedPages); 0 is none. Errors
 // match ErrTree or ErrRoom.
 func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, hint atomics.Address) (Run, error) {
 	d.mu.Lock()
@@ -293,7 +287,7 @@ func (n *node) take(t *tree, a *area, id device.NodeID, pages uint64, hint atomi
 	first := uint64(a.region) * regionPages
 	if at, there := hint.Node(); there && at == id && hint.Offset()%device.PageSize == 0 {
 		switch page := hint.Page(); {
-		case page >= atomics.Pages-NamedPages && pages <= atomics.Pages-page:
+		case page >= atomics.Pages-atomics.NamedPages && pages <= atomics.Pages-page:
 			if n.name(nil, page, pages, t) {
 				return page, true
 			}
@@ -311,7 +305,7 @@ func (n *node) take(t *tree, a *area, id device.NodeID, pages uint64, hint atomi
 
 // name makes named pages that belong to a tree, or nil, another's. It reports whether it could.
 func (n *node) name(from *tree, page, pages uint64, to *tree) bool {
-	list := n.named[page-(atomics.Pages-NamedPages):][:pages]
+	list := n.named[page-(atomics.Pages-atomics.NamedPages):][:pages]
 	for _, t := range list {
 		if t != from {
 			return false
@@ -349,8 +343,8 @@ func (d *Directory) Free(p atomics.Protection, at atomics.Address) (Run, error) 
 
 // owner returns the tree whose pages a page of a node belongs to, or can belong to.
 func (n *node) owner(page uint64) *tree {
-	if page >= atomics.Pages-NamedPages {
-		return n.named[page-(atomics.Pages-NamedPages)]
+	if page >= atomics.Pages-atomics.NamedPages {
+		return n.named[page-(atomics.Pages-atomics.NamedPages)]
 	}
 	return n.regions[int(page/regionPages)]
 }
@@ -363,7 +357,7 @@ func (d *Directory) Freed(p atomics.Protection, r Run) {
 	if t == nil || t.areas[r.Node] == nil {
 		return
 	}
-	if r.Page >= atomics.Pages-NamedPages {
+	if r.Page >= atomics.Pages-atomics.NamedPages {
 		d.nodes[r.Node].name(t, r.Page, r.Pages, nil)
 	} else {
 		t.areas[r.Node].set(r.Page%regionPages, r.Pages, false)
@@ -397,7 +391,7 @@ func (d *Directory) Ended(p atomics.Protection) (all []Run) {
 				i++
 			}
 			if i > first {
-				all = append(all, Run{Node: id, Page: atomics.Pages - NamedPages + uint64(first), Pages: uint64(i - first)})
+				all = append(all, Run{Node: id, Page: atomics.Pages - atomics.NamedPages + uint64(first), Pages: uint64(i - first)})
 			}
 		}
 	}

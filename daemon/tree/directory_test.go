@@ -156,7 +156,7 @@ func TestPages(t *testing.T) {
 	a, b := begin(t, d, 2, 1000), begin(t, d, 2, 1001)
 	p := a.Protection
 	r := alloc(t, d, p, 2, 10, 0)
-	if r.Page != uint64(a.Region)*regionPages || r.Offset() != 0 || r.Address() != atomics.At(2, uint64(a.Region)*RegionSize) {
+	if r.Page != uint64(a.Region)*regionPages || r.Offset() != 0 || r.Address() != atomics.At(2, uint64(a.Region)*atomics.RegionSize) {
 		t.Errorf("the first pages are %+v at %v", r, r.Address())
 	}
 	second := alloc(t, d, p, 2, 20, 0)
@@ -170,7 +170,7 @@ func TestPages(t *testing.T) {
 	}
 	last := atomics.At(2, (atomics.Pages-1)*device.PageSize)
 	named := alloc(t, d, p, 2, 1, last)
-	if named.Address() != last || named.Offset() != RegionSize-device.PageSize {
+	if named.Address() != last || named.Offset() != atomics.RegionSize-device.PageSize {
 		t.Errorf("asked for the last page, got %v at %#x", named.Address(), named.Offset())
 	}
 	for name, hint := range map[string]atomics.Address{
@@ -178,8 +178,8 @@ func TestPages(t *testing.T) {
 		"taken behind":          hint - device.PageSize,
 		"no page's begin":       hint + 8,
 		"another node":          atomics.At(1, hint.Offset()),
-		"another tree's region": atomics.At(2, uint64(b.Region)*RegionSize),
-		"the end of the region": atomics.At(2, uint64(a.Region+1)*RegionSize-device.PageSize),
+		"another tree's region": atomics.At(2, uint64(b.Region)*atomics.RegionSize),
+		"the end of the region": atomics.At(2, uint64(a.Region+1)*atomics.RegionSize-device.PageSize),
 		"nobody's partition":    atomics.Address(hint.Offset()),
 		"a page too many":       last,
 	} {
@@ -216,7 +216,7 @@ func TestPages(t *testing.T) {
 		"not aligned":         {p, r.Address() + 8, ErrAddress},
 		"another node":        {p, atomics.At(3, r.Address().Offset()), ErrAddress},
 		"partition 0":         {p, atomics.Address(r.Address().Offset()), ErrAddress},
-		"nobody's region":     {p, atomics.At(2, 100*RegionSize), ErrAddress},
+		"nobody's region":     {p, atomics.At(2, 100*atomics.RegionSize), ErrAddress},
 		"the tree of another": {b.Protection, r.Address(), ErrProtection},
 		"its named page":      {b.Protection, last, ErrProtection},
 		"no tree":             {p + 5, r.Address(), ErrTree},
@@ -241,7 +241,7 @@ func TestPages(t *testing.T) {
 
 // TestAreaIsFull: a region gives all its pages but the named ones' places, and then none.
 func TestAreaIsFull(t *testing.T) {
-	d := newDirectory(1, 2*RegionSize)
+	d := newDirectory(1, 2*atomics.RegionSize)
 	a := begin(t, d, 0, 1)
 	first := alloc(t, d, a.Protection, 0, areaPages-5, 0)
 	if _, err := d.Alloc(a.Protection, 0, 6, 0); !errors.Is(err, ErrRoom) {
@@ -251,7 +251,7 @@ func TestAreaIsFull(t *testing.T) {
 	if _, err := d.Alloc(a.Protection, 0, 1, 0); !errors.Is(err, ErrRoom) {
 		t.Errorf("a page of a full region: %v", err)
 	}
-	named := alloc(t, d, a.Protection, 0, NamedPages, atomics.At(0, (atomics.Pages-NamedPages)*device.PageSize))
+	named := alloc(t, d, a.Protection, 0, atomics.NamedPages, atomics.At(0, (atomics.Pages-atomics.NamedPages)*device.PageSize))
 	if named.Offset() != areaPages*device.PageSize {
 		t.Errorf("the named pages are at %#x of the memory", named.Offset())
 	}

@@ -72,3 +72,13 @@ func (t Thread) Node() device.NodeID { return device.NodeID(t & threadNodeMask) 
 
 // Interface returns the thread's packetizer and mailbox.
 func (t Thread) Interface() int { return int(t >> threadIfaceShift & threadIfaceMask) }
+
+// Values of a tree's memory on a node (docs/attach.md 12; defined by this project).
+const (
+	// RegionSize is the size of that memory, which is a file, and of the part of the node's partition
+	// where the tree has its pages: the byte at an address is at the address modulo RegionSize.
+	RegionSize = 1 << 34
+	// NamedPages is how many pages at the end of a partition are given only to a request that names one.
+	// Any tree can have them; they are at the end of its memory.
+	NamedPages = 64
+)

@@ -19,6 +19,7 @@ var levels = map[string]int{
 	"internal/suite": 6, // the fault suite: the driver on any bus
 
 	"stream": 6, // connections on rdma
+	"gsas":   6, // the global address space, on rdma
 
 	"trace/probe":   5,
 	"daemon/domain": 5, "fault": 5, "emu": 5, "vfio/mediate": 5, "internal/sim": 5, "rdma": 5,

@@ -36,6 +36,7 @@ var unsafeFiles = []string{
 	"space/memport/layout.go",
 	"space/proc/syscall_linux.go",
 	"space/proc/proctest/child_linux.go",
+	"gsas/map_linux.go", // words of a mapping
 	"rdma/memory_linux.go",
 	"space/uffd/ioctl_linux.go",
 	"space/view/memory_linux.go",

@@ -1,0 +1,254 @@
+package gsas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
+	"github.com/exanet/pfd/rdma"
+)
+
+// Times (spec/gsas.md 3; defined by this project). An answer is asked for again after askAgain. A unit
+// that has not answered for silence is gone: it keeps an answer for a second.
+const (
+	askAgain = 20 * time.Millisecond
+	silence  = 900 * time.Millisecond
+)
+
+// Thread is a thread of the global address space: a packetizer and a mailbox of its process's endpoint. It
+// is no thread of the operating system. Its methods are safe for concurrent use; four operations are in
+// flight at once, and further ones wait.
+type Thread struct {
+	t       *rdma.Thread
+	node    device.NodeID
+	free    chan int      // packetizer channels without an operation
+	closing chan struct{} // closed when Close begins
+	once    sync.Once
+	err     error // of Close
+
+	mu    sync.Mutex // guards the mailbox, and calls but their done
+	calls [device.PktzChannels]call
+}
+
+// call is the operation in flight of a channel.
+type call struct {
+	node   device.NodeID
+	number uint16
+	open   bool // its answer is awaited
+	heard  bool // the node has said that it waits for a page
+	done   atomic.Bool
+	answer atomics.Answer
+}
+
+// NewThread makes a thread that is the root of a new tree. The endpoint must have
+// rdma.Options.Threads. Errors are those of rdma.Endpoint.NewThread.
+func NewThread(ep *rdma.Endpoint) (*Thread, error) { return newThread(ep, Token{}) }
+
+// Join makes a thread in the tree with a token, which a process of the same user has begun with the
+// same pfd. pfd's refusal is an *attach.RefusedError: with code attach.CodeNotFound if there is no such
+// tree.
+func Join(ep *rdma.Endpoint, token Token) (*Thread, error) {
+	if token == (Token{}) {
+		return nil, fmt.Errorf("join a tree: %w: the token is zero", rdma.ErrRequest)
+	}
+	return newThread(ep, token)
+}
+
+func newThread(ep *rdma.Endpoint, token Token) (*Thread, error) {
+	r, err := ep.NewThread(token)
+	if err != nil {
+		return nil, err
+	}
+	t := &Thread{t: r, node: ep.Info().Node, free: make(chan int, device.PktzChannels), closing: make(chan struct{})}
+	for c := range device.PktzChannels {
+		t.free <- c
+	}
+	return t, nil
+}
+
+// ID returns the thread's id, which Alive takes.
+func (t *Thread) ID() uint32 { return t.t.Info().ID }
+
+// Node returns the node of the thread.
+func (t *Thread) Node() device.NodeID { return t.node }
+
+// Tree returns the tree's protection id, which is the id of its root.
+func (t *Thread) Tree() uint32 { return t.t.Info().Protection }
+
+// Token returns the tree's token. Who has it, of this user, can join.
+func (t *Thread) Token() Token { return Token(t.t.Info().Token) }
+
+// Close ends the thread, and operations in flight with ErrClosed. The tree's pages are freed with its
+// last thread.
+func (t *Thread) Close() error {
+	t.once.Do(func() {
+		close(t.closing)
+		t.t.Wake()
+		for range device.PktzChannels {
+			<-t.free // nothing of this process uses the thread's pages any more
+		}
+		t.err = t.t.Close()
+	})
+	return t.err
+}
+
+// do performs an operation.
+func (t *Thread) do(ctx context.Context, op atomics.Op, a Address, args ...uint64) (atomics.Answer, error) {
+	answer, err := t.try(ctx, op, a, args)
+	for pause := time.Millisecond; errors.Is(err, ErrBusy) && pause <= silence/2; pause *= 2 { // nothing was done
+		select {
+		case <-time.After(pause):
+			answer, err = t.try(ctx, op, a, args)
+		case <-ctx.Done():
+			return answer, &Error{op.String(), a, fmt.Errorf("%w: %w", err, ctx.Err())}
+		}
+	}
+	if err != nil {
+		err = &Error{op.String(), a, err}
+	}
+	return answer, err
+}
+
+func (t *Thread) try(ctx context.Context, op atomics.Op, a Address, args []uint64) (answer atomics.Answer, err error) {
+	node, ok := a.Node()
+	if !ok || op.Bytes() != 0 && uint64(a)%uint64(op.Bytes()) != 0 {
+		return answer, ErrAddress
+	}
+	var c int
+	select {
+	case <-t.closing:
+		return answer, ErrClosed
+	default:
+	}
+	select {
+	case c = <-t.free:
+	case <-t.closing:
+		return answer, ErrClosed
+	case <-ctx.Done():
+		return answer, ctx.Err()
+	}
+	defer func() { t.free <- c }()
+	var words [device.PktzMaxWords]uint64
+	r := atomics.Request{Op: op, Address: a}
+	copy(r.Args[:], args)
+	n := r.Encode(words[:])
+	number := t.t.Next(c, node)
+	p := &t.calls[c]
+	t.mu.Lock()
+	p.node, p.number, p.open, p.heard = node, number, true, false
+	p.done.Store(false)
+	t.mu.Unlock()
+	defer func() {
+		t.mu.Lock()
+		p.open = false
+		t.mu.Unlock()
+	}()
+	for began := time.Now(); ; {
+		sent := t.t.Send(c, node, number, words[:n])
+		if err := t.await(ctx, c); err != nil {
+			return answer, err
+		}
+		if p.done.Load() {
+			break
+		}
+		if sent && t.t.Refused(c) {
+			return answer, fmt.Errorf("%w: node %d takes no requests", ErrAddress, node)
+		}
+		if t.heard(p) {
+			began = time.Now()
+		}
+		if time.Since(began) >= silence {
+			return answer, fmt.Errorf("%w: no answer of node %d within %v, although the operation may have been done", ErrGone, node, silence)
+		}
+	}
+	if p.answer.Status != atomics.OK {
+		err = statusErrors[p.answer.Status]
+		if err == nil {
+			err = fmt.Errorf("%w: %v", ErrGone, p.answer.Status)
+		}
+		return p.answer, err
+	}
+	return p.answer, nil
+}
+
+// await waits until the call of a channel is done, at most until its answer is to be asked for again. It
+// spins first.
+func (t *Thread) await(ctx context.Context, c int) error {
+	p := &t.calls[c]
+	look := func() bool {
+		if p.done.Load() || !t.t.HasMail() {
+			return p.done.Load()
+		}
+		t.take()
+		return p.done.Load()
+	}
+	if t.t.Spin(look) {
+		return nil
+	}
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, t.t.Wake)()
+	}
+	for until := time.Now().Add(askAgain); ; {
+		// A caller that has taken the answer of this one holds the lock until the answer is there.
+		err := t.t.Wait(time.Until(until), func() bool {
+			t.take()
+			return p.done.Load() || t.t.Refused(c) || ctx.Err() != nil || t.closed()
+		})
+		switch {
+		case p.done.Load():
+			return nil
+		case err != nil:
+			return err
+		case t.closed():
+			return ErrClosed
+		case ctx.Err() != nil:
+			return fmt.Errorf("the operation may have been done: %w", ctx.Err())
+		case t.t.Refused(c), !time.Now().Before(until):
+			return nil
+		}
+	}
+}
+
+func (t *Thread) closed() bool {
+	select {
+	case <-t.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// take takes the answers that have come, and gives each to its call.
+func (t *Thread) take() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for {
+		a, node, ok := t.t.Take()
+		if !ok {
+			return
+		}
+		p := &t.calls[a.Tag.Channel()]
+		switch {
+		case !p.open || p.done.Load() || p.node != node || p.number != a.Number: // of an operation that nobody awaits
+		case a.Status == atomics.Waiting:
+			p.heard = true
+		default:
+			p.answer = a
+			p.done.Store(true)
+		}
+	}
+}
+
+// heard reports whether the unit has said since the last call that an operation waits for its page.
+func (t *Thread) heard(p *call) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	heard := p.heard
+	p.heard = false
+	return heard
+}

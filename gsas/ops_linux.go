@@ -94,8 +94,8 @@ func (t *Thread) change(ctx context.Context, op atomics.Op, a Address, args ...u
 
 // Alloc gives the tree consecutive pages of a node, which are zero, and absent until they are used. If
 // hint is not 0, they begin there if those pages are free, on that node, and either in the tree's part of
-// the partition or among its last 64 pages; else they are elsewhere. Every thread of the tree accesses
-// them, on all nodes.
+// the partition or its Directory; else they are elsewhere. Every thread of the tree accesses them, on all
+// nodes.
 func (t *Thread) Alloc(ctx context.Context, node device.NodeID, pages uint64, hint Address) (Address, error) {
 	if node > atomics.MaxNode {
 		return 0, &Error{atomics.Alloc.String(), 0, ErrAddress}

@@ -80,6 +80,10 @@ func (t *Thread) Node() device.NodeID { return t.node }
 // Tree returns the tree's protection id, which is the id of its root.
 func (t *Thread) Tree() uint32 { return t.t.Info().Protection }
 
+// Directory returns the address of a page, on the root's node, that only this tree can have, for what its
+// threads need to find. It is allocated by naming it as the hint of Alloc.
+func (t *Thread) Directory() Address { return atomics.Protection(t.Tree()).Directory() }
+
 // Token returns the tree's token. Who has it, of this user, can join.
 func (t *Thread) Token() Token { return Token(t.t.Info().Token) }
 

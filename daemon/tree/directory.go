@@ -27,8 +27,8 @@ const (
 	DefaultQuota = 1 << 30
 
 	regionPages = atomics.RegionSize / device.PageSize
-	areaPages   = regionPages - atomics.NamedPages // that a region gives
-	// The last region of a partition has the named pages; it belongs to no tree.
+	areaPages   = regionPages - atomics.DirectoryPages // that a region gives
+	// The last region of a partition has the directories; it belongs to no tree.
 	regions = atomics.Pages/regionPages - 1
 
 	threads = device.Interfaces - device.MailboxThread // of a node
@@ -96,7 +96,6 @@ type node struct {
 	next       int            // of threads: where the search begins
 	regions    map[int]*tree
 	nextRegion int
-	named      [atomics.NamedPages]*tree
 	rests      [threads]int64 // until when the id of a place names no new tree
 }
 
@@ -257,7 +256,7 @@ func (d *Directory) Alive(id atomics.Thread, p atomics.Protection) bool {
 }
 
 // Alloc gives a tree consecutive pages of a node. The address hint is honoured if it names the first
-// byte of free pages of the tree's region on that node, or of named pages (atomics.NamedPages); 0 is none. Errors
+// byte of free pages of the tree's region on that node, or the tree's directory; 0 is none. Errors
 // match ErrTree or ErrRoom.
 func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, hint atomics.Address) (Run, error) {
 	d.mu.Lock()
@@ -273,7 +272,7 @@ func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, 
 	}
 	n := d.node(id)
 	a := d.area(n, id, t)
-	page, ok := n.take(t, a, id, pages, hint)
+	page, ok := t.take(a, id, pages, hint)
 	if !ok {
 		return Run{}, fmt.Errorf("%w: no %d consecutive pages are free on node %d", ErrRoom, pages, id)
 	}
@@ -283,14 +282,13 @@ func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, 
 }
 
 // take takes free pages for an area, and returns the first.
-func (n *node) take(t *tree, a *area, id device.NodeID, pages uint64, hint atomics.Address) (page uint64, ok bool) {
+func (t *tree) take(a *area, id device.NodeID, pages uint64, hint atomics.Address) (page uint64, ok bool) {
 	first := uint64(a.region) * regionPages
 	if at, there := hint.Node(); there && at == id && hint.Offset()%device.PageSize == 0 {
 		switch page := hint.Page(); {
-		case page >= atomics.Pages-atomics.NamedPages && pages <= atomics.Pages-page:
-			if n.name(nil, page, pages, t) {
-				return page, true
-			}
+		case hint == t.id.Directory() && pages == 1 && !a.directory:
+			a.directory = true
+			return page, true
 		case page >= first && page-first < areaPages && pages <= areaPages-(page-first) && a.isFree(page-first, pages):
 			a.set(page-first, pages, true)
 			return page, true
@@ -303,20 +301,6 @@ func (n *node) take(t *tree, a *area, id device.NodeID, pages uint64, hint atomi
 	return first + at, ok
 }
 
-// name makes named pages that belong to a tree, or nil, another's. It reports whether it could.
-func (n *node) name(from *tree, page, pages uint64, to *tree) bool {
-	list := n.named[page-(atomics.Pages-atomics.NamedPages):][:pages]
-	for _, t := range list {
-		if t != from {
-			return false
-		}
-	}
-	for i := range list {
-		list[i] = to
-	}
-	return true
-}
-
 // Free takes the pages of one Alloc from a tree. They and their part of the quota are not free before
 // the caller has made them zero and calls Freed. Errors match ErrTree, ErrAddress or ErrProtection.
 func (d *Directory) Free(p atomics.Protection, at atomics.Address) (Run, error) {
@@ -327,26 +311,21 @@ func (d *Directory) Free(p atomics.Protection, at atomics.Address) (Run, error) 
 		return Run{}, fmt.Errorf("%w: %#x", ErrTree, uint32(p))
 	}
 	id, _ := at.Node()
-	if a := t.areas[id]; a != nil && at.Offset()%device.PageSize == 0 {
+	if at.Offset()%device.PageSize != 0 {
+		return Run{}, fmt.Errorf("%w: %v", ErrAddress, at)
+	}
+	if a := t.areas[id]; a != nil {
 		if pages := a.runs[at.Page()]; pages > 0 {
 			delete(a.runs, at.Page())
 			return Run{Node: id, Page: at.Page(), Pages: pages}, nil
 		}
 	}
-	if n := d.nodes[id]; n != nil {
-		if o := n.owner(at.Page()); o != nil && o != t && o.areas[id].runs[at.Page()] > 0 {
+	for _, o := range d.trees {
+		if a := o.areas[id]; a != nil && a.runs[at.Page()] > 0 {
 			return Run{}, fmt.Errorf("%w: those at %v", ErrProtection, at)
 		}
 	}
 	return Run{}, fmt.Errorf("%w: %v", ErrAddress, at)
-}
-
-// owner returns the tree whose pages a page of a node belongs to, or can belong to.
-func (n *node) owner(page uint64) *tree {
-	if page >= atomics.Pages-atomics.NamedPages {
-		return n.named[page-(atomics.Pages-atomics.NamedPages)]
-	}
-	return n.regions[int(page/regionPages)]
 }
 
 // Freed makes the pages of a Free free again.
@@ -357,8 +336,8 @@ func (d *Directory) Freed(p atomics.Protection, r Run) {
 	if t == nil || t.areas[r.Node] == nil {
 		return
 	}
-	if r.Page >= atomics.Pages-atomics.NamedPages {
-		d.nodes[r.Node].name(t, r.Page, r.Pages, nil)
+	if r.Address() == p.Directory() {
+		t.areas[r.Node].directory = false
 	} else {
 		t.areas[r.Node].set(r.Page%regionPages, r.Pages, false)
 	}
@@ -384,15 +363,8 @@ func (d *Directory) Ended(p atomics.Protection) (all []Run) {
 		if len(a.words) > 0 {
 			all = append(all, Run{Node: id, Page: uint64(a.region) * regionPages, Pages: uint64(len(a.words)) * wordBits})
 		}
-		named := d.nodes[id].named[:]
-		for i := 0; i < len(named); i++ {
-			first := i
-			for i < len(named) && named[i] == t {
-				i++
-			}
-			if i > first {
-				all = append(all, Run{Node: id, Page: atomics.Pages - atomics.NamedPages + uint64(first), Pages: uint64(i - first)})
-			}
+		if a.directory {
+			all = append(all, Run{Node: id, Page: p.Directory().Page(), Pages: 1})
 		}
 	}
 	return all
@@ -409,13 +381,8 @@ func (d *Directory) Remove(p atomics.Protection) {
 	}
 	for id, a := range t.areas {
 		n := d.nodes[id]
-		d.give(t.uid, a.count(n, t))
+		d.give(t.uid, a.count())
 		delete(n.regions, a.region)
-		for i, o := range n.named {
-			if o == t {
-				n.named[i] = nil
-			}
-		}
 	}
 	delete(d.trees, p)
 	root := atomics.Thread(p)
@@ -427,10 +394,11 @@ const wordBits = 64
 
 // area is the pages of a tree on one node.
 type area struct {
-	region int
-	runs   map[uint64]uint64 // pages that were allocated, by the first
-	words  []uint64          // a bit for each page of the region that is not free
-	low    int               // words before it have no free page
+	region    int
+	runs      map[uint64]uint64 // pages that were allocated, by the first
+	words     []uint64          // a bit for each page of the region that is not free
+	low       int               // words before it have no free page
+	directory bool              // the tree's directory is allocated, or not zero yet
 }
 
 func (a *area) isFree(page, pages uint64) bool {
@@ -486,15 +454,13 @@ func (a *area) set(page, pages uint64, taken bool) {
 	}
 }
 
-// count returns how many pages a tree has on a node, with those that are not zero yet.
-func (a *area) count(n *node, t *tree) (pages uint64) {
+// count returns how many pages the tree has on the node, with those that are not zero yet.
+func (a *area) count() (pages uint64) {
 	for _, w := range a.words {
 		pages += uint64(bits.OnesCount64(w))
 	}
-	for _, o := range n.named {
-		if o == t {
-			pages++
-		}
+	if a.directory {
+		pages++
 	}
 	return pages
 }

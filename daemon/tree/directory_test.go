@@ -168,10 +168,13 @@ func TestPages(t *testing.T) {
 	if got := alloc(t, d, p, 2, 2, hint); got.Address() != hint {
 		t.Errorf("asked for %v, got %v", hint, got.Address())
 	}
-	last := atomics.At(2, (atomics.Pages-1)*device.PageSize)
+	last := p.Directory()
+	if last != atomics.At(2, (atomics.Pages-32)*device.PageSize) {
+		t.Errorf("the directory of interface 32 is %v", last)
+	}
 	named := alloc(t, d, p, 2, 1, last)
-	if named.Address() != last || named.Offset() != atomics.RegionSize-device.PageSize {
-		t.Errorf("asked for the last page, got %v at %#x", named.Address(), named.Offset())
+	if named.Address() != last || named.Offset() != atomics.RegionSize-32*device.PageSize {
+		t.Errorf("asked for the directory, got %v at %#x", named.Address(), named.Offset())
 	}
 	for name, hint := range map[string]atomics.Address{
 		"taken pages":           hint,
@@ -181,7 +184,8 @@ func TestPages(t *testing.T) {
 		"another tree's region": atomics.At(2, uint64(b.Region)*atomics.RegionSize),
 		"the end of the region": atomics.At(2, uint64(a.Region+1)*atomics.RegionSize-device.PageSize),
 		"nobody's partition":    atomics.Address(hint.Offset()),
-		"a page too many":       last,
+		"the directory again":   last,
+		"another directory":     b.Protection.Directory(),
 	} {
 		got := alloc(t, d, p, 2, 2, hint)
 		if got.Address() == hint || got.Page >= r.Page+40 || got.Page < r.Page+30 {
@@ -193,7 +197,14 @@ func TestPages(t *testing.T) {
 		d.Freed(p, got)
 	}
 	if got := alloc(t, d, b.Protection, 2, 1, last); got.Address() == last {
-		t.Error("a named page was given to two trees")
+		t.Error("the directory of a tree was given to another")
+	}
+	if _, err := d.Free(p, last); err != nil {
+		t.Error(err)
+	}
+	d.Freed(p, named)
+	if got := alloc(t, d, p, 2, 1, last); got != named {
+		t.Errorf("the directory again: %v", got)
 	}
 	// What is freed comes again once it is zero.
 	if _, err := d.Free(p, r.Address()); err != nil {
@@ -218,7 +229,7 @@ func TestPages(t *testing.T) {
 		"partition 0":         {p, atomics.Address(r.Address().Offset()), ErrAddress},
 		"nobody's region":     {p, atomics.At(2, 100*atomics.RegionSize), ErrAddress},
 		"the tree of another": {b.Protection, r.Address(), ErrProtection},
-		"its named page":      {b.Protection, last, ErrProtection},
+		"its directory":       {b.Protection, last, ErrProtection},
 		"no tree":             {p + 5, r.Address(), ErrTree},
 	} {
 		if _, err := d.Free(f.p, f.at); !errors.Is(err, f.want) {
@@ -251,9 +262,8 @@ func TestAreaIsFull(t *testing.T) {
 	if _, err := d.Alloc(a.Protection, 0, 1, 0); !errors.Is(err, ErrRoom) {
 		t.Errorf("a page of a full region: %v", err)
 	}
-	named := alloc(t, d, a.Protection, 0, atomics.NamedPages, atomics.At(0, (atomics.Pages-atomics.NamedPages)*device.PageSize))
-	if named.Offset() != areaPages*device.PageSize {
-		t.Errorf("the named pages are at %#x of the memory", named.Offset())
+	if dir := alloc(t, d, a.Protection, 0, 1, a.Protection.Directory()); dir.Offset() < areaPages*device.PageSize {
+		t.Errorf("the directory is at %#x of the memory", dir.Offset())
 	}
 	if all := d.Ended(a.Protection); !covers(all, first) {
 		t.Errorf("%v", all)
@@ -362,9 +372,12 @@ func TestRandom(t *testing.T) {
 			}
 			hint := atomics.Address(0)
 			if rnd.IntN(4) == 0 {
-				hint = atomics.At(n, (atomics.Pages-uint64(rnd.IntN(3))-1)*device.PageSize)
+				hint = o.id.Directory()
+				if rnd.IntN(4) == 0 {
+					hint = pick(live).id.Directory()
+				}
 			}
-			r, err := d.Alloc(o.id, n, uint64(rnd.IntN(20)+1), hint)
+			r, err := d.Alloc(o.id, n, uint64(rnd.IntN(20)+1)>>rnd.IntN(5)|1, hint)
 			switch {
 			case errors.Is(err, ErrRoom):
 			case err != nil:

@@ -34,7 +34,7 @@ func (d *Directory) Trees() []Info {
 	for p, t := range d.trees {
 		info := &Info{Protection: p, UID: t.uid, Ended: t.ended}
 		for id, a := range t.areas {
-			info.Areas = append(info.Areas, Area{Node: id, Region: a.region, Runs: len(a.runs), Pages: a.count(d.nodes[id], t)})
+			info.Areas = append(info.Areas, Area{Node: id, Region: a.region, Runs: len(a.runs), Pages: a.count()})
 		}
 		slices.SortFunc(info.Areas, func(a, b Area) int { return cmp.Compare(a.Node, b.Node) })
 		all[p] = info

@@ -78,7 +78,15 @@ const (
 	// RegionSize is the size of that memory, which is a file, and of the part of the node's partition
 	// where the tree has its pages: the byte at an address is at the address modulo RegionSize.
 	RegionSize = 1 << 34
-	// NamedPages is how many pages at the end of a partition are given only to a request that names one.
-	// Any tree can have them; they are at the end of its memory.
-	NamedPages = 64
+	// DirectoryPages is how many pages at the end of a partition are directories (Protection.Directory).
+	// They are at the end of a tree's memory.
+	DirectoryPages = device.Interfaces
 )
+
+// Directory returns the page that only the tree can have, where all its threads look for what they share:
+// on the root's node, one of the last pages of the partition, by the root's interface. It is allocated
+// like any other, by its address.
+func (p Protection) Directory() Address {
+	root := Thread(p)
+	return At(root.Node(), (Pages-DirectoryPages+uint64(root.Interface()))*device.PageSize)
+}

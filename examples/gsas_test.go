@@ -1,0 +1,43 @@
+package examples
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// Two processes on two nodes add to one counter.
+func TestCounter(t *testing.T) {
+	bin, client := program(t, "counter"), start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	token := line(t, background(t, exec.Command(bin, "-socket", client.Socket(), "begin")))
+	for _, c := range []struct {
+		args []string
+		says string
+		ok   bool
+	}{
+		{[]string{"add", token, "10"}, "10\n", true},
+		{[]string{"add", token, "5"}, "15\n", true},
+		{[]string{"add", strings.Repeat("0f", 16), "1"}, "no such tree", false},
+		{[]string{"add", "counter", "1"}, "not the token of a tree", false},
+		{nil, "usage:", false},
+	} {
+		out, err := exec.CommandContext(ctx, bin, append([]string{"-socket", client.Socket()}, c.args...)...).CombinedOutput()
+		if (err == nil) != c.ok || c.ok && string(out) != c.says || !strings.Contains(string(out), c.says) {
+			t.Errorf("%v: %v, %s", c.args, err, out)
+		}
+	}
+}
+
+// A lock and a barrier of the global shared address space hold between two nodes.
+func TestPhases(t *testing.T) {
+	bin, client := program(t, "phases"), start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, bin, "-socket", client.Socket(), "-workers", "3", "-phases", "10").CombinedOutput()
+	if err != nil || string(out) != "3 workers, 10 phases, sum 30\n" {
+		t.Errorf("%v, %s", err, out)
+	}
+}

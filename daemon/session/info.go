@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/exanet/pfd/attach"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/device/pagein"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/tally"

@@ -2,10 +2,33 @@ package examples
 
 import (
 	"context"
+	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 )
+
+// docs/gsas.md has the lines of the counter.
+func TestCounterOfTheDocument(t *testing.T) {
+	page, err := os.ReadFile("../docs/gsas.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile("counter/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)\n```go\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	if len(blocks) != 2 {
+		t.Fatalf("%d programs in docs/gsas.md", len(blocks))
+	}
+	for _, b := range blocks {
+		if !strings.Contains(string(source), b[1]) {
+			t.Errorf("examples/counter does not have this:\n%s", b[1])
+		}
+	}
+}
 
 // Two processes on two nodes add to one counter.
 func TestCounter(t *testing.T) {

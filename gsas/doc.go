@@ -12,4 +12,6 @@
 //
 // An operation is done once or, if its error says so, not at all. One that was sent, and for which no
 // answer comes, may have been done: its error matches ErrGone or ctx's.
+//
+// docs/papers.md lists the papers that comments cite by number.
 package gsas

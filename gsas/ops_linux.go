@@ -92,7 +92,7 @@ func (t *Thread) change(ctx context.Context, op atomics.Op, a Address, args ...u
 	return v.Values[0], err
 }
 
-// Alloc gives the tree consecutive pages of a node, which are zero, and absent until they are used. If
+// Alloc assigns to the tree consecutive pages of a node, which are zero, and absent until they are used. If
 // hint is not 0, they begin there if those pages are free, on that node, and either in the tree's part of
 // the partition or its Directory; else they are elsewhere. Every thread of the tree accesses them, on all
 // nodes.

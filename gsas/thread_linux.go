@@ -40,7 +40,7 @@ type call struct {
 	node   device.NodeID
 	number uint16
 	open   bool // its answer is awaited
-	heard  bool // the node has said that it waits for a page
+	waits  bool // its unit has answered that it waits for a page
 	done   atomic.Bool
 	answer atomics.Answer
 }
@@ -84,7 +84,7 @@ func (t *Thread) Tree() uint32 { return t.t.Info().Protection }
 // threads need to find. It is allocated by naming it as the hint of Alloc.
 func (t *Thread) Directory() Address { return atomics.Protection(t.Tree()).Directory() }
 
-// Token returns the tree's token. Who has it, of this user, can join.
+// Token returns the tree's token. A process of this user that has it can join the tree.
 func (t *Thread) Token() Token { return Token(t.t.Info().Token) }
 
 // Close ends the thread, and operations in flight with ErrClosed. The tree's pages are freed with its
@@ -144,7 +144,7 @@ func (t *Thread) try(ctx context.Context, op atomics.Op, a Address, args []uint6
 	number := t.t.Next(c, node)
 	p := &t.calls[c]
 	t.mu.Lock()
-	p.node, p.number, p.open, p.heard = node, number, true, false
+	p.node, p.number, p.open, p.waits = node, number, true, false
 	p.done.Store(false)
 	t.mu.Unlock()
 	defer func() {
@@ -163,7 +163,7 @@ func (t *Thread) try(ctx context.Context, op atomics.Op, a Address, args []uint6
 		if sent && t.t.Refused(c) {
 			return answer, fmt.Errorf("%w: node %d takes no requests", ErrAddress, node)
 		}
-		if t.heard(p) {
+		if t.waits(p) {
 			began = time.Now()
 		}
 		if time.Since(began) >= silence {
@@ -227,7 +227,7 @@ func (t *Thread) closed() bool {
 	}
 }
 
-// take takes the answers that have come, and gives each to its call.
+// take takes the answers out of the mailbox. Each ends its call.
 func (t *Thread) take() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -240,7 +240,7 @@ func (t *Thread) take() {
 		switch {
 		case !p.open || p.done.Load() || p.node != node || p.number != a.Number: // of an operation that nobody awaits
 		case a.Status == atomics.Waiting:
-			p.heard = true
+			p.waits = true
 		default:
 			p.answer = a
 			p.done.Store(true)
@@ -248,11 +248,12 @@ func (t *Thread) take() {
 	}
 }
 
-// heard reports whether the unit has said since the last call that an operation waits for its page.
-func (t *Thread) heard(p *call) bool {
+// waits reports whether the unit has answered since the last call of waits that an operation waits for its
+// page.
+func (t *Thread) waits(p *call) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	heard := p.heard
-	p.heard = false
-	return heard
+	waits := p.waits
+	p.waits = false
+	return waits
 }

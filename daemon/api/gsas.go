@@ -9,9 +9,6 @@ import (
 	"github.com/exanet/pfd/device/atomics"
 )
 
-// holder is the attachment of a thread.
-type holder struct{ slot, pid int }
-
 // viewGSAS shows the trees of threads, each to its user.
 func (srv *Server) viewGSAS(ctx context.Context, q *query) (any, error) {
 	r := control.GSAS{Version: control.Version, SeesAll: q.peer.All, Trees: []control.GSASTree{}}

@@ -60,6 +60,9 @@ type Server struct {
 	}
 }
 
+// holder is the attachment of a thread.
+type holder struct{ slot, pid int }
+
 // New returns a Server.
 func New(cfg Config) (*Server, error) {
 	self, err := proc.LookSelf()

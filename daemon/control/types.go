@@ -176,7 +176,7 @@ type GSASThread struct {
 	PID       int `json:"pid"`
 }
 
-// GSASArea is what a tree has on a node.
+// GSASArea is the memory of a tree on a node.
 type GSASArea struct {
 	Node        int    `json:"node"`
 	Address     Hex    `json:"address"` // where its part of the node's partition begins

@@ -11,7 +11,7 @@ import (
 // pktzProt is the offset of PKTZ_PROT (spec/gsas.md 2).
 func pktzProt(n int) uint32 { return device.PLPktzProt + 8*uint32(n) }
 
-// AddThread gives interface n, 32..63, to a thread of the domain of a slot. The protection ID is that of
+// AddThread assigns interface n, 32..63, to a thread of the domain of a slot. The protection ID is that of
 // its tree. An error matches ErrNoDomain, ErrNoThreads or device.ErrGone.
 func (m *Manager) AddThread(slot, n int, p atomics.Protection) error {
 	s, err := m.live(slot)

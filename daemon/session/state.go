@@ -178,6 +178,32 @@ type watches struct {
 	ended int                       // shares that ended so, and that session.shares still counts
 }
 
+// trees are the trees of GSAS threads of a Host: their memory, and the operations of the nodes' units
+// that are the driver's.
+type trees struct {
+	d   *Host
+	m   GSAS
+	dir *tree.Directory
+
+	mu   sync.Mutex
+	live map[atomics.Protection]*liveTree
+}
+
+// liveTree is a tree that has threads, or memory. trees.mu guards all but its id and user.
+type liveTree struct {
+	id       atomics.Protection
+	uid      uint32
+	calls    int             // of units, in progress
+	ended    bool            // its last thread has ended
+	memories map[int]*memory // by the index of the node
+}
+
+// memory is the memory of a tree on one node. A page of it is absent until it is used.
+type memory struct {
+	fd   int
+	view *view.Atomic
+}
+
 // joined is a session's state on its node.
 type joined struct {
 	domain            domain.Domain

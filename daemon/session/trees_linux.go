@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,32 +27,6 @@ const (
 	// drainPause is the interval at which pages are looked at whose operations are still under way.
 	drainPause = time.Millisecond
 )
-
-// trees are the trees of GSAS threads of a Host: their memory, and the operations of the nodes' units
-// that are the driver's.
-type trees struct {
-	d   *Host
-	m   GSAS
-	dir *tree.Directory
-
-	mu   sync.Mutex
-	live map[atomics.Protection]*liveTree
-}
-
-// liveTree is a tree that has threads, or memory. trees.mu guards all but its id and user.
-type liveTree struct {
-	id       atomics.Protection
-	uid      uint32
-	calls    int             // of units, in progress
-	ended    bool            // its last thread has ended
-	memories map[int]*memory // by the index of the node
-}
-
-// memory is the memory of a tree on one node. A page of it is absent until it is used.
-type memory struct {
-	fd   int
-	view *view.Atomic
-}
 
 // newTrees returns nil if the machine has no GSAS.
 func newTrees(d *Host, m GSAS, bytes uint64) *trees {
@@ -238,7 +211,7 @@ func statusOf(err error) atomics.Status {
 	return atomics.Gone
 }
 
-// allocate gives a tree pages of a node, where it has memory. On the owning goroutine.
+// allocate assigns pages of a node to a tree that has memory there. On the owning goroutine.
 func (t *trees) allocate(l *liveTree, n *Node, c *atomics.Call, answer func(atomics.Status, ...uint64)) {
 	run, err := t.dir.Alloc(l.id, n.ID(), c.Args[0], atomics.Address(c.Args[1]))
 	if err != nil {

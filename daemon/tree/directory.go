@@ -5,6 +5,8 @@
 //
 // A tree is named by its protection id, the thread id of its root. An id is not used for another tree
 // while its tree has a thread or a page anywhere, even if its root has ended, and for a Pause after.
+//
+// docs/papers.md lists the papers that comments cite by number.
 package tree
 
 import (
@@ -255,7 +257,7 @@ func (d *Directory) Alive(id atomics.Thread, p atomics.Protection) bool {
 	return n != nil && at >= 0 && n.threads[at] != nil && n.threads[at].id == p
 }
 
-// Alloc gives a tree consecutive pages of a node. The address hint is honoured if it names the first
+// Alloc assigns consecutive pages of a node to a tree. The address hint is honoured if it names the first
 // byte of free pages of the tree's region on that node, or the tree's directory; 0 is none. Errors
 // match ErrTree or ErrRoom.
 func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, hint atomics.Address) (Run, error) {

@@ -206,7 +206,7 @@ func TestPages(t *testing.T) {
 	if got := alloc(t, d, p, 2, 1, last); got != named {
 		t.Errorf("the directory again: %v", got)
 	}
-	// What is freed comes again once it is zero.
+	// Pages that are freed come again once they are zero.
 	if _, err := d.Free(p, r.Address()); err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +270,7 @@ func TestAreaIsFull(t *testing.T) {
 	}
 }
 
-// model is what the random test knows by itself.
+// model is the random test's own record of threads and trees.
 type model struct {
 	threads map[atomics.Thread]*modelTree
 	trees   map[atomics.Protection]*modelTree
@@ -289,7 +289,7 @@ type modelTree struct {
 // TestRandom compares the directory with a model: ids are unique while their tree has anything, pages
 // belong to one tree, and the quota counts all of them. Ids are used again 10^5 times.
 func TestRandom(t *testing.T) {
-	const steps, nodes, users, quota = 200_000, 4, 3, 300 * device.PageSize
+	const steps, nodes, users, quota = 80_000, 4, 3, 300 * device.PageSize
 	rnd := rand.New(rand.NewPCG(7, 7))
 	d := newDirectory(7, quota)
 	m := model{map[atomics.Thread]*modelTree{}, map[atomics.Protection]*modelTree{}}

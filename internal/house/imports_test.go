@@ -22,7 +22,7 @@ var levels = map[string]int{
 	"gsas":   6, // the global address space, on rdma
 
 	"trace/probe":   5,
-	"daemon/domain": 5, "fault": 5, "emu": 5, "vfio/mediate": 5, "internal/sim": 5, "rdma": 5,
+	"daemon/domain": 5, "daemon/tree": 5, "fault": 5, "emu": 5, "vfio/mediate": 5, "internal/sim": 5, "rdma": 5,
 	"internal/owner": 5, // the loop that emu and mediate run on
 
 	// The protocols between daemon, emu and rdma.

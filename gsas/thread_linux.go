@@ -123,12 +123,13 @@ func (t *Thread) try(ctx context.Context, op atomics.Op, a Address, args []uint6
 	if !ok || op.Bytes() != 0 && uint64(a)%uint64(op.Bytes()) != 0 {
 		return answer, ErrAddress
 	}
-	var c int
-	select {
-	case <-t.closing:
-		return answer, ErrClosed
-	default:
+	if err := ctx.Err(); err != nil {
+		return answer, err
 	}
+	if t.closed() {
+		return answer, ErrClosed
+	}
+	var c int
 	select {
 	case c = <-t.free:
 	case <-t.closing:

@@ -63,7 +63,7 @@ func TestSampleConfiguration(t *testing.T) {
 			want[f.Name] = f.DefValue
 		}
 	})
-	want["window"], want["firmware-options"] = "256MiB", "all" // the meaning of ""
+	want["window"], want["gsas-quota"], want["firmware-options"] = "256MiB", "1GiB", "all" // the meaning of ""
 	var keys strings.Builder
 	for line := range strings.Lines(string(text)) {
 		if key, ok := strings.CutPrefix(line, "# "); ok && strings.Contains(line, " = ") {

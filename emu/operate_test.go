@@ -398,18 +398,23 @@ func BenchmarkFetchAdd(b *testing.B) {
 	for _, absent := range []bool{false, true} {
 		for node, name := range []string{"own", "other"} {
 			b.Run(fmt.Sprintf("%s/absent=%v", name, absent), func(b *testing.B) {
+				const pages = 4096
 				r := newRig(b, fault.PIO)
-				fd := r.forest(node, 1)
+				fd := r.forest(node, pages)
 				f := r.thread(0, 0, tree)
 				times := make([]time.Duration, 0, b.N)
-				for b.Loop() {
+				for i := uint64(0); b.Loop(); i++ {
+					offset := uint64(64)
 					if absent {
-						if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, device.PageSize); err != nil {
-							b.Fatal(err)
+						offset += i % pages * device.PageSize
+						if i > 0 && i%pages == 0 {
+							if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, pages*device.PageSize); err != nil {
+								b.Fatal(err)
+							}
 						}
 					}
 					start := time.Now()
-					if a := f.do(0, atomics.FetchAdd, atomics.At(device.NodeID(node), 64), 1); a.Status != atomics.OK {
+					if a := f.do(0, atomics.FetchAdd, atomics.At(device.NodeID(node), offset), 1); a.Status != atomics.OK {
 						b.Fatal(a)
 					}
 					times = append(times, time.Since(start))

@@ -33,14 +33,14 @@ func (e *Engine) next(q *itemQueue) *call {
 		if s := n.slots[a.Slot]; s != nil {
 			s.att.Pages.SetDone(int(a.Channel), a.Done, a.Status, a.Paused)
 			if a.Done != device.DoneOngoing && a.Channel < device.WriteChannels {
-				s.att.Pages.Notify()
+				e.notify(s)
 				e.strike(s, s.att.Bells.Mail())
 			}
 		}
 		e.tracePublished(n, &a)
 	case soc.WordsWritten:
 		if s := n.slots[a.Slot]; s != nil {
-			s.att.Pages.Notify()
+			e.notify(s)
 			e.strike(s, s.att.Bells.Words(a.VA))
 		}
 	case soc.MailArrived:

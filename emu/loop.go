@@ -43,7 +43,7 @@ func (e *Engine) run(late *call) {
 		}
 		now := e.Now()
 		// After a wake-up that brought no work the engine does not poll for more.
-		// The kernel may put a process that a ring has woken on this processor.
+		// The kernel may put a process that was woken on this processor.
 		asked := e.nudge(now) > 0 || e.struck
 		e.struck = false
 		sleep := p.Idle(now, asked, e.yield) || woke && !asked

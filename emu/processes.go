@@ -108,6 +108,7 @@ func (e *Engine) deliverMail(s *slot, thread int) bool {
 		return true
 	})
 	if any && thread == owner.Own {
+		e.struck = e.struck || s.att.Pages.Waiting()
 		e.strike(s, s.att.Bells.Mail())
 	}
 	return any

@@ -21,3 +21,10 @@ func (e *Engine) strike(s *slot, bells []*attach.Bell) {
 		e.tasks = append(e.tasks, c)
 	}
 }
+
+// notify announces a change to a process. If threads of it wait for one, the kernel may put them on
+// this processor.
+func (e *Engine) notify(s *slot) {
+	s.att.Pages.Notify()
+	e.struck = e.struck || s.att.Pages.Waiting()
+}

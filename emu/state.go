@@ -39,7 +39,7 @@ type Engine struct {
 	lateMapped  int              // touches of shared memory that lost their leases and still sleep
 	free        []*call
 	vectors     bool // some node has pending vectors
-	struck      bool // a process was woken by a ring since the engine last had no work
+	struck      bool // a process was woken since the engine last had no work
 	stop        bool
 
 	apart   apart

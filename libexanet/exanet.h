@@ -171,6 +171,14 @@ int exanet_ring_close(exanet *, int fd);
  * closes it and all others. */
 int exanet_fd(exanet *);
 
+/* A wait that costs less than a ring, for a program that polls. exanet_events returns a number that changes after
+ * something has come for this process: a message, an answer, the end of a transfer, completion words that pfd
+ * has written. A program reads it, then looks for what it waits for. While the number stays the same nothing has
+ * come since, but completion words that another pfd has written. exanet_events_wait sleeps while the number is
+ * seen, for ns nanoseconds at most. -ENOTCONN: the attachment has ended. */
+uint32_t exanet_events(const exanet *);
+int exanet_events_wait(exanet *, uint32_t seen, int64_t ns);
+
 /* Rights of a memory window; the last one does not depend on its range. */
 enum { EXANET_RIGHT_READ = 1, EXANET_RIGHT_WRITE = 2, EXANET_RIGHT_ATOMIC = 4, EXANET_RIGHT_MESSAGES = 8 };
 /* Opens memory of this process to the domains with PDID peer on any node, 0: to all, until exanet_window_close or

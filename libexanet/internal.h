@@ -245,8 +245,10 @@ bool joined(pthread_t, int64_t end);
 int start_server(exanet *);
 void kick(exanet *);
 bool gone(exanet *);
-/* wait_event sleeps until EVENT is not was, or for ns. */
-void wait_event(exanet *, uint32_t was, int64_t ns);
+/* wait_event sleeps until EVENT is not was, or for ns, and reports whether it was woken before. tell_waiters wakes
+ * the threads that sleep so, as pfd does. */
+void tell_waiters(exanet *);
+bool wait_event(exanet *, uint32_t was, int64_t ns);
 int64_t now(void);
 /* rest sleeps for a pause (ns, below a second) and lengthens it by a quarter, up to most: a wait that checks
  * after each pause lasts at most a quarter too long. */

@@ -47,6 +47,7 @@ void wake_waiter(const struct streams *s, struct waiter *w)
 
 void wake_program(struct streams *s)
 {
+	tell_waiters(s->e);
 	if (!s->armed)
 		return;
 	s->armed = false;

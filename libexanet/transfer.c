@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <link.h>
 #include <linux/futex.h>
 #include <linux/netlink.h>
@@ -104,10 +105,17 @@ bool gone(exanet *e)
 	return recv(e->socket, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
-void wait_event(exanet *e, uint32_t was, int64_t ns)
+bool wait_event(exanet *e, uint32_t was, int64_t ns)
 {
 	const struct timespec t = { ns / 1000000000, ns % 1000000000 };
-	syscall(SYS_futex, e->pages + EVENT, FUTEX_WAIT, was, &t, NULL, 0);
+	return !syscall(SYS_futex, e->pages + EVENT, FUTEX_WAIT, was, &t, NULL, 0) || errno != ETIMEDOUT;
+}
+
+void tell_waiters(exanet *e)
+{
+	__atomic_fetch_add((uint32_t *)(e->pages + EVENT), 1, __ATOMIC_SEQ_CST);
+	if (load32(e->pages + WAITERS))
+		syscall(SYS_futex, e->pages + EVENT, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 static void stamp(exanet *e, int channel, int which)
@@ -423,6 +431,19 @@ int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, cons
 	}
 	__atomic_fetch_sub((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
 	return status;
+}
+
+uint32_t exanet_events(const exanet *e) { return inherited(e) ? 0 : load32(e->pages + EVENT); }
+
+int exanet_events_wait(exanet *e, uint32_t seen, int64_t ns)
+{
+	UNCANCELLED;
+	if (inherited(e))
+		return refuse_child(e);
+	__atomic_fetch_add((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
+	const bool came = wait_event(e, seen, ns);
+	__atomic_fetch_sub((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
+	return load32(e->pages + STATE) || (!came && gone(e)) ? fail(ENOTCONN, "the attachment has ended: attach again") : 0;
 }
 
 static int transfer_done(exanet *e, const void *transfer) { return exanet_poll(e, *(const int *)transfer); }

@@ -36,8 +36,10 @@ static int wait_on(exanet *e, int fd)
 	return poll(&p, 1, -1) == 1 ? 0 : -1;
 }
 
+static const int64_t long_time = INT64_C(100000000000);	/* ns: reached only if something hangs */
+
 /* game answers each of the peer's writes; the one that begins writes first. It sleeps on a ring of its words,
- * and for the end of its own transfer on exanet_fd. */
+ * and for the end of its own transfer on exanet_fd; the other one sleeps until exanet_events changes. */
 static int game(exanet *e, volatile uint64_t *words, const struct exanet_remote *peer, int begins, int count)
 {
 	int fd, status;
@@ -50,22 +52,30 @@ static int game(exanet *e, volatile uint64_t *words, const struct exanet_remote 
 			if (n < 0)
 				return failed("write");
 			for (;;) {
-				if (exanet_arm(e, exanet_fd(e)))
+				const uint32_t seen = exanet_events(e);
+				if (begins && exanet_arm(e, exanet_fd(e)))
 					return failed("arm");
 				if ((status = exanet_poll(e, n)) != EXANET_ONGOING)
 					break;
-				wait_on(e, exanet_fd(e));
+				if (begins)
+					wait_on(e, exanet_fd(e));
+				else if (exanet_events_wait(e, seen, long_time))
+					return failed("events");
 			}
 			if (status)
 				return failed("transfer");
 			continue;
 		}
 		for (;;) {
-			if (exanet_arm(e, fd))
+			const uint32_t seen = exanet_events(e);
+			if (begins && exanet_arm(e, fd))
 				return failed("arm");
 			if (load64((const void *)&words[1]) == (uint64_t)round)
 				break;
-			wait_on(e, fd);
+			if (begins)
+				wait_on(e, fd);
+			else if (exanet_events_wait(e, seen, long_time))
+				return failed("events");
 		}
 	}
 	return exanet_ring_close(e, fd) ? failed("close") : 0;

@@ -54,6 +54,7 @@ static bool connected(struct endpoint *p, const void *data, size_t size)
 {
 	list_remove(&p->link);
 	list_append(&p->domain->attachment->connected, &p->link);
+	p->domain->attachment->events--;	/* messages may have come with the answer */
 	p->state = CONNECTED;
 	p->peer = peer_of(p->stream);
 	eq_event(p->eq, FI_CONNECTED, &p->fid.fid, NULL, 0, data, size);

@@ -69,6 +69,8 @@ static ssize_t readfrom(struct fid_cq *fid, void *to, size_t count, fi_addr_t *f
 	pthread_mutex_lock(&a->lock);
 	progress_data(a);
 	const ssize_t n = take(cq, to, count, from);
+	if (n != -FI_EAGAIN)
+		a->polled = 0;	/* the program has something to do, although it may call once more before that */
 	pthread_mutex_unlock(&a->lock);
 	if (n == -FI_EAGAIN)
 		progress_offer(a);

@@ -76,6 +76,8 @@ struct attachment {
 	unsigned nrequests;
 	struct link transfers;		/* RMA operations */
 	struct link unused;		/* operations for the next calls */
+	uint32_t events;		/* exanet_events before the last look at what has come */
+	unsigned idle;			/* calls since that did not look */
 	int64_t spun, polled;		/* since when a program has called for nothing, and when it last did, ns */
 	uint64_t key;			/* of the last memory region: atomic */
 };

@@ -360,7 +360,8 @@ static ssize_t post(struct attachment *a, struct endpoint *p, struct receive_con
 		op->niov = (unsigned)n;
 		memcpy(op->iov, iov, n * sizeof *iov);
 		op->room = iov_size(iov, n);
-		r->count++;
+		if (!r->count++)
+			a->events--;	/* a message may wait for it */
 		list_append(&r->posted, &op->link);
 	}
 	pthread_mutex_unlock(&a->lock);

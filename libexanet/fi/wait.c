@@ -10,8 +10,9 @@
 #include "fi.h"
 
 /* ns: how long a thread spins, calls that are farther apart are no spinning, the sleep of one that spins, a
- * millisecond. ms: the longest sleep while a request may time out. Defined by this provider. */
-enum { SPIN = 2000, APART = 10000, REST = 200000, MS = 1000000, CONTROL = 100 };
+ * millisecond. ms: the longest sleep while a request may time out. LOOK: calls of which one looks for what another
+ * pfd may have written. Defined by this provider. */
+enum { SPIN = 2000, APART = 10000, REST = 200000, MS = 1000000, CONTROL = 100, LOOK = 1000 };
 
 int64_t clock_now(void)
 {
@@ -116,8 +117,11 @@ int waiter_control(struct waiter *w, int command, void *arg)
 	return -FI_ENOSYS;
 }
 
-bool progress_data(struct attachment *a)
+/* advance advances all messages and transfers. */
+static bool advance(struct attachment *a)
 {
+	a->events = exanet_events(a->exanet);	/* before it looks */
+	a->idle = 0;
 	bool did = rma_progress(a);
 	for (struct link *l = a->connected.next, *next; l != &a->connected; l = next) {
 		next = l->next;
@@ -126,27 +130,39 @@ bool progress_data(struct attachment *a)
 	return did;
 }
 
+bool progress_data(struct attachment *a)
+{
+	if (a->events == exanet_events(a->exanet) && ++a->idle < LOOK)
+		return false;
+	return advance(a);
+}
+
 /* rearm makes progress after which a sleep misses nothing, and reports whether it did anything. Locked. */
 static bool rearm(struct attachment *a)
 {
-	if (!a->gone && exanet_stream_arm(a->exanet) == -ENOTCONN)
-		a->gone = true;
 	const bool did = progress_control(a);
-	return progress_data(a) || did;
+	return advance(a) || did;
 }
 
 void progress_offer(struct attachment *a)
 {
 	const int64_t at = clock_now();
-	struct pollfd p = { .events = POLLIN };
 	pthread_mutex_lock(&a->lock);
 	if (at - a->polled > APART)
 		a->spun = at;	/* the program does something else, too */
 	a->polled = at;
-	const bool sleeps = at - a->spun >= SPIN && !a->gone && (p.fd = exanet_stream_fd(a->exanet)) >= 0 && !rearm(a);
+	const bool sleeps = at - a->spun >= SPIN && !a->gone && !rearm(a);
+	const uint32_t events = a->events;
 	pthread_mutex_unlock(&a->lock);
-	if (sleeps)
-		ppoll(&p, 1, &(struct timespec){ .tv_nsec = REST }, NULL);
+	if (sleeps && exanet_events_wait(a->exanet, events, REST) == -ENOTCONN)
+		a->gone = true;
+}
+
+/* arm makes the descriptor of a waiter readable when something comes after this. */
+static void arm(struct attachment *a)
+{
+	if (!a->gone && exanet_stream_arm(a->exanet) == -ENOTCONN)
+		a->gone = true;
 }
 
 /* ready reports whether an object has something to be read: 1, 0, or -FI_EINVAL. */
@@ -175,6 +191,7 @@ ssize_t wait_for(struct attachment *a, struct waiter *w, int timeout, ssize_t (*
 		const int64_t at = clock_now();
 		const bool sleeps = at - began >= SPIN && w->object != FI_WAIT_YIELD;
 		pthread_mutex_lock(&a->lock);
+		arm(a);
 		rearm(a);
 		ssize_t result = done(arg);
 		if (result == -FI_EAGAIN && a->gone)
@@ -200,6 +217,7 @@ int fabric_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 	struct attachment *a = element(fid, struct fabric, fid)->attachment;
 	int result = 0;
 	pthread_mutex_lock(&a->lock);
+	arm(a);
 	rearm(a);
 	for (int i = 0; i < count && result >= 0; i++) {
 		const int r = ready(fids[i]);

@@ -7,6 +7,8 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -145,9 +147,45 @@ func (f *fellow) do(channel int, op atomics.Op, at atomics.Address, args ...uint
 	return a
 }
 
-// Threads on two nodes add to words of both; each operation on a page that is absent, punched out and
-// present.
+// swapOut swaps out the pages of a file that is mapped in this process, as far as there is swap: mappings
+// but the last one let go of them, since the kernel swaps out no page that is mapped twice.
+func swapOut(t *testing.T, fd int) {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		t.Fatal(err)
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ranges [][2]uintptr
+	for line := range strings.Lines(string(maps)) {
+		var from, to uintptr
+		if f := strings.Fields(line); len(f) > 4 && f[4] == strconv.FormatUint(st.Ino, 10) && strings.Contains(line, "memfd:tree") {
+			if _, err := fmt.Sscanf(f[0], "%x-%x", &from, &to); err != nil {
+				t.Fatal(err)
+			}
+			ranges = append(ranges, [2]uintptr{from, to - from})
+		}
+	}
+	if len(ranges) != 2 {
+		t.Fatalf("%d mappings of the tree's memory", len(ranges))
+	}
+	for i, advice := range []uintptr{unix.MADV_DONTNEED, unix.MADV_PAGEOUT} {
+		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, ranges[i][0], ranges[i][1], advice); errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+}
+
+// Threads on two nodes change words of both, of all widths, on pages that are absent, punched out,
+// swapped out and present. PFD_OPERATIONS is the number of operations.
 func TestOperations(t *testing.T) {
+	operations := 3000
+	if n, err := strconv.Atoi(os.Getenv("PFD_OPERATIONS")); err == nil {
+		operations = n
+	}
 	r := newRig(t, fault.PIO)
 	files := []int{r.forest(0, 4), r.forest(1, 4)}
 	threads := []*fellow{r.thread(0, 0, tree), r.thread(1, 1, tree)}
@@ -159,7 +197,7 @@ func TestOperations(t *testing.T) {
 			ops = append(ops, op)
 		}
 	}
-	for i := range 3000 {
+	for i := range operations {
 		node := rng.IntN(2)
 		op := ops[rng.IntN(len(ops))]
 		n := op.Bytes() / 8
@@ -168,12 +206,15 @@ func TestOperations(t *testing.T) {
 		for k := range args {
 			args[k] = rng.Uint64N(3)
 		}
-		if i%20 == 0 {
+		switch {
+		case i%20 == 0:
 			page := rng.IntN(4)
 			if err := unix.Fallocate(files[node], unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(page*device.PageSize), device.PageSize); err != nil {
 				t.Fatal(err)
 			}
 			clear(model[node][page*512 : (page+1)*512])
+		case i%50 == 5:
+			swapOut(t, files[node])
 		}
 		var m [atomics.MaxValues]uint64
 		copy(m[:n], model[node][at:])
@@ -184,11 +225,22 @@ func TestOperations(t *testing.T) {
 			t.Fatalf("%d: %v at word %d of node %d: %v %d, want %d", i, op, at, node, a.Status, a.Values, want)
 		}
 	}
-	r.on(0, func() {
-		if s := r.engine.Node(0).GSAS(); s.InFlight != 0 || s.Pages != 4 || s.Begun == 0 || s.Repeated+s.Stale+s.Forged+s.Refused != 0 {
-			t.Errorf("%+v", s)
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if f := strings.Fields(line); (f[0] == "VmLck:" || f[0] == "VmPin:") && f[1] != "0" {
+			t.Error(line)
 		}
-	})
+	}
+	for node := range 2 {
+		r.on(node, func() {
+			if s := r.engine.Node(node).GSAS(); s.InFlight != 0 || s.Pages != 4 || s.Begun == 0 || s.Repeated+s.Stale+s.Forged+s.Refused != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
 }
 
 // The statuses of operations that are refused, and of one asked twice.

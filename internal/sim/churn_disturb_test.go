@@ -4,8 +4,6 @@ import (
 	"slices"
 
 	"github.com/exanet/pfd/device"
-	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/soc/wire"
 )
 
 // disturb makes one disturbance.
@@ -44,7 +42,7 @@ func (c *churn) disturb() {
 			s.p.Set(churnFrom/device.PageSize+c.rng.IntN(5), absent)
 		}
 	default:
-		c.hostile()
+		c.World.Stranger(c.rng, churnBase+churnFrom)
 	}
 }
 
@@ -79,24 +77,15 @@ func (c *churn) kill(s *seat) {
 		}
 	}
 	s.p = nil
-	n.Driver.Remove(p.Domain.Slot)
-	if err := n.Domains.Destroy(p.Domain.Slot, nil); err != nil {
-		c.wrong("ending a process: %v", err)
+	if err := n.Kill(p); err != nil {
+		c.wrong("%v", err)
 	}
 }
 
 // mute withdraws the rights that a seat's process grants to others, or restores them.
-func (c *churn) mute(s *seat, on bool) {
+func (*churn) mute(s *seat, on bool) {
 	s.mute = on
-	v := [4]uint64{}
-	if !on {
-		for i, p := range s.p.Domain.Peers {
-			v[i/4] |= uint64(p) << (16 * (i % 4))
-		}
-	}
-	for k := range v {
-		_ = c.World.nodes[s.node].Window(device.PL).Write64(device.PLPDPeers+32*uint32(s.p.Domain.Slot)+8*uint32(k), v[k])
-	}
+	s.p.Mute(on)
 }
 
 // power cuts a node's power and restores it, or resets the node: its processes are gone, and
@@ -113,10 +102,10 @@ func (c *churn) power(n *Node) {
 	c.lives[n.id]++
 	if c.rng.IntN(3) == 0 {
 		c.Resets++
-		_ = n.Window(device.PL).Write32(device.PLCtrl, device.CtrlReset)
+		n.Reset()
 	} else {
 		c.Powers++
-		n.power()
+		n.Power()
 	}
 	life := c.lives[n.id]
 	c.World.after(c.rng.Int64N(500_000), func() {
@@ -124,34 +113,8 @@ func (c *churn) power(n *Node) {
 			return
 		}
 		c.up[n.id] = life
-		if err := n.start(); err != nil {
+		if err := n.Restart(); err != nil {
 			c.wrong("starting a node: %v", err)
 		}
 	})
-}
-
-// hostile makes a neighbour, or a process with its own domain, send arbitrary messages.
-func (c *churn) hostile() {
-	w := c.World
-	dst := device.NodeID(c.rng.IntN(len(w.nodes)))
-	f := w.pool.Frame()
-	f.Header = wire.Header{
-		Kind: wire.Kind(1 + c.rng.IntN(5)), Epoch: w.rng.Uint32() % 4, Link: w.rng.Uint32() % 4, SrcNode: 50, DstNode: dst,
-		SrcPDID: device.PDID(1 + c.rng.IntN(16)), DstPDID: device.PDID(1 + c.rng.IntN(16)), SrcInterface: uint8(c.rng.IntN(64)),
-		DstMailbox: uint8(c.rng.IntN(64)), SrcGeneration: device.Generation(w.rng.Uint32()), DstGeneration: device.Generation(w.rng.Uint32()),
-		ID: device.TransactionID(c.rng.IntN(8)), Seq: device.Sequence(c.rng.IntN(16)), First: device.Sequence(c.rng.IntN(16)),
-		Length: 4096, VA: churnBase + churnFrom, Remaining: 4096, Read: c.rng.IntN(2) == 0,
-	}
-	if f.Kind == wire.Data {
-		f.Payload = w.pool.Payload(4096)
-		clear(f.Payload)
-		f.Present = wire.All(4096)
-	}
-	if f.Kind == wire.Message || c.rng.IntN(4) == 0 {
-		f.MessageLen = 1
-		f.Message[0] = mailbox.RAPF{
-			Transaction: f.ID, Sequence: f.Seq, Claimed: f.SrcPDID, Fail: c.rng.IntN(2) == 0,
-		}.Encode()
-	}
-	c.deliver(f)
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/mailbox"
-	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/r5"
@@ -448,9 +447,8 @@ func (c *churn) Sent(n *Node, f *wire.Frame) {
 		}
 	}
 	if !c.late && c.rng.IntN(30) == 0 {
-		g := c.World.pool.Clone(f)
 		c.Replayed++
-		c.World.after(c.rng.Int64N(20e6), func() { c.deliver(g) })
+		c.World.Again(f, c.rng.Int64N(20e6))
 	}
 }
 
@@ -474,15 +472,6 @@ func (c *churn) block(n *Node, f *wire.Frame) {
 		m.sends = append(m.sends, p)
 	}
 	c.sends[sending{n.id, f.Epoch, f.ID, f.Seq}] = p
-}
-
-func (c *churn) deliver(f *wire.Frame) {
-	if int(f.DstNode) >= len(c.World.nodes) {
-		c.World.pool.Put(f)
-		return
-	}
-	n := c.World.nodes[f.DstNode]
-	n.Event(&soc.Event{Kind: soc.FrameArrived, Frame: f})
 }
 
 // acknowledges judges an acknowledgement: the block must be in memory.

@@ -34,6 +34,7 @@ type event struct {
 	// machine is the node's when the event was scheduled: an event of one that has been replaced
 	// since is dropped. Frames arrive at any machine, and have none.
 	machine *soc.Node
+	life    uint32 // the same of the node's driver, for calls and page-ins
 	process *Process
 	frame   *wire.Frame
 	access  *pldma.Access // unchanged until the node has the answer
@@ -129,7 +130,7 @@ const never = 1 << 62
 // happen performs an event.
 func (w *World) happen(e *event) {
 	n := e.node
-	if e.machine != nil && e.machine != n.SOC {
+	if e.machine != nil && (e.machine != n.SOC || e.life != n.life && (e.kind == called || e.kind == paged)) {
 		return
 	}
 	if n != nil && n.stopped && (e.kind == called || e.kind == interrupted || e.kind == paged) {

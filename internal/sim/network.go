@@ -35,6 +35,7 @@ type output struct {
 	blocked  [topology.VCs][]int32 // outputs of other nodes that wait for room in the queue
 	paused   [topology.VCs][]int32 // nodes to which the node itself issues no blocks (soc.LinkReady)
 	busy     bool
+	cut      bool  // every frame is lost
 	last     int   // virtual channel that was served last
 	stopped  int64 // since when no frame may go on, 0: one may
 	since    int64 // since when the node itself pauses, 0: it does not
@@ -239,14 +240,34 @@ func (n *network) passed(link int) {
 	o, l := &n.outputs[link], &n.Network.Links[link]
 	f := o.wire
 	o.busy, o.wire = false, flight{}
-	if o.onward < 0 {
+	switch {
+	case o.cut:
+		n.lost(o, f.frame)
+	case o.onward < 0:
 		n.w.arrive(n.w.now+l.Hop+f.late, l.To, f.frame, f.order)
-	} else {
+	default:
 		e := n.w.events.push(n.w.now + l.Hop)
 		e.kind, e.frame, e.number = hopped, f.frame, f.order
 		e.hop = hop{link: o.onward, vc: o.onwardVC, late: f.late}
 	}
 	n.try(link)
+}
+
+// lost: a link has lost a frame. The outputs that waited for the place that was kept for it try again.
+func (n *network) lost(o *output, f *wire.Frame) {
+	n.w.pool.Put(f)
+	if o.onward < 0 {
+		return
+	}
+	next := &n.outputs[o.onward]
+	next.coming[o.onwardVC]--
+	n.admit(int(o.onward), int(o.onwardVC))
+	n.try(int(o.onward))
+	waiting := next.blocked[o.onwardVC]
+	next.blocked[o.onwardVC] = nil
+	for _, other := range waiting {
+		n.try(int(other))
+	}
 }
 
 // hop is where a frame goes on.

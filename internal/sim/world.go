@@ -104,6 +104,7 @@ type Node struct {
 	held     []event  // what the driver will handle
 	free     [2]int64 // with Costs: when its driver's processors become free
 	steps    int      // since its last audit
+	life     uint32   // of the driver: calls and page-ins of an earlier one are dropped
 }
 
 // New creates a world and initializes every node as pfd does.
@@ -154,6 +155,8 @@ func (n *Node) power() {
 // start initializes the node as pfd does.
 func (n *Node) start() (err error) {
 	w, cfg := n.world, &n.world.cfg
+	n.life++
+	life := n.life
 	bus := device.Bus(n)
 	if cfg.front != nil {
 		if n.front == nil {
@@ -170,7 +173,13 @@ func (n *Node) start() (err error) {
 		n.front.Handle(n.Driver)
 		n.handler = n.front
 	}
-	options := []domain.Option{domain.WithTimer(func(d time.Duration, f func()) { w.after(int64(d), f) })}
+	options := []domain.Option{domain.WithTimer(func(d time.Duration, f func()) {
+		w.after(int64(d), func() {
+			if n.life == life {
+				f()
+			}
+		})
+	})}
 	if cfg.Stall {
 		options = append(options, domain.Stall())
 	}
@@ -216,7 +225,7 @@ func (w *World) after(d int64, f func()) {
 // replaced by then.
 func (n *Node) after(d int64, kind eventKind) *event {
 	e := n.world.events.push(n.world.now + max(d, 0))
-	e.kind, e.node, e.machine = kind, n, n.SOC
+	e.kind, e.node, e.machine, e.life = kind, n, n.SOC, n.life
 	return e
 }
 
@@ -396,25 +405,6 @@ func (n *Node) transmit(f *wire.Frame) {
 		} else {
 			w.arrive(d.At, dst, d.Frame, w.sent)
 		}
-	}
-}
-
-// Disturb changes what happens to the frames that the node sends from now on.
-func (n *Node) Disturb(inj link.Injection) { n.link.Inject(inj) }
-
-// Cut makes the node's links lose every frame from now on, or none.
-func (n *Node) Cut(down bool) { n.cut = down }
-
-// Stop stops the node's driver, as SIGSTOP stops pfd, or lets it handle what has come meanwhile.
-func (n *Node) Stop(stop bool) {
-	n.stopped = stop
-	if stop {
-		return
-	}
-	held := n.held
-	n.held = nil
-	for i := range held {
-		*n.world.events.push(n.world.now) = held[i]
 	}
 }
 

@@ -3,7 +3,9 @@ package scenario
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 )
 
@@ -190,6 +192,8 @@ type injection struct {
 	text    string
 	frames  bool // it happens to frames, with a probability
 	instant bool // it happens once, at From
+	most    bool // it has a longest delay
+	ends    bool // the nodes' processes end, and others follow
 }
 
 // injections are the kinds of injections.
@@ -201,10 +205,18 @@ var injections = map[string]injection{
 	"lose-read":    {text: "a request of a read is lost", frames: true},
 	"lose-answer":  {text: "an answer to such a request is lost", frames: true},
 	"duplicate":    {text: "a frame arrives twice", frames: true},
-	"delay":        {text: "a frame arrives up to most later", frames: true},
+	"delay":        {text: "a frame arrives up to most later", frames: true, most: true},
 	"tear":         {text: "packets of a block are lost", frames: true},
 	"corrupt":      {text: "packets of a block are corrupt", frames: true},
+	"replay":       {text: "a frame arrives once more, up to most later", frames: true, most: true},
+	"evict-again":  {text: "pages that were brought in become absent before the retransmission", frames: true},
 	"link-down":    {text: "the nodes' links lose every frame"},
+	"link-cut":     {text: "a link of the topology loses every frame"},
+	"withdraw":     {text: "the nodes' processes withdraw the rights of others"},
+	"pfd-killed":   {text: "the nodes' pfds are killed, and start again", ends: true},
+	"power":        {text: "the nodes have no power", ends: true},
+	"reset":        {text: "the nodes are reset, and start again", ends: true},
+	"hostile":      {text: "another user's processes on the nodes, and nodes that do not exist, send anything"},
 	"pfd-stopped":  {text: "the nodes' drivers handle nothing"},
 	"evict":        {text: "all pages of the nodes' processes become absent", instant: true},
 	"kill":         {text: "the nodes' processes end", instant: true},
@@ -214,7 +226,7 @@ var injections = map[string]injection{
 }
 
 func injectionNames() string {
-	return "lose-data, lose-ack, lose-nack, lose-request, lose-read, lose-answer, duplicate, delay, tear, corrupt, link-down, pfd-stopped, evict, kill, unmap, abort or forge"
+	return strings.Join(slices.Sorted(maps.Keys(injections)), ", ")
 }
 
 // check returns the first value that cannot be.
@@ -235,8 +247,10 @@ func (j *Inject) check(nodes int) error {
 		return fmt.Errorf("%s has a probability for each frame, as probability = 0.01", j.What)
 	case !kind.frames && j.Probability != 0:
 		return fmt.Errorf("%s happens for certain: it has no probability", j.What)
-	case j.What == "delay" && j.Most == 0, j.What != "delay" && j.Most != 0:
-		return errors.New("delay, and nothing else, has the longest delay, as most = \"10us\"")
+	case kind.most != (j.Most != 0):
+		return errors.New("delay and replay, and nothing else, have the longest delay, as most = \"10us\"")
+	case j.What == "link-cut" && j.Nodes != nil, j.What != "link-cut" && j.Link != "":
+		return errors.New("link-cut, and nothing else, has a link, as link = \"0-4\", and no nodes")
 	case kind.instant && j.Until != 0:
 		return fmt.Errorf("%s happens at from: it has no until", j.What)
 	case !kind.instant && !kind.frames && j.Until == 0:

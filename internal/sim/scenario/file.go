@@ -103,7 +103,8 @@ type Inject struct {
 	From        Duration `toml:"from,omitzero"`
 	Until       Duration `toml:"until,omitzero"`
 	Nodes       Nodes    `toml:"nodes,omitempty"` // nil: all
-	Most        Duration `toml:"most,omitzero"`   // of delay
+	Most        Duration `toml:"most,omitzero"`   // of delay and replay
+	Link        string   `toml:"link,omitempty"`  // of link-cut, as "0-4"
 }
 
 // New returns what a file may leave out.
@@ -246,9 +247,29 @@ func (f *File) check() error {
 		}
 	}
 	for i := range f.Inject {
-		if err := f.Inject[i].check(nodes); err != nil {
+		err := f.Inject[i].check(nodes)
+		if err == nil && f.Inject[i].What == "link-cut" {
+			err = f.checkLink(&f.Inject[i])
+		}
+		if err != nil {
 			return &fault{table: "inject", index: i, err: err}
 		}
+	}
+	return nil
+}
+
+// checkLink returns an error unless the topology has the link of link-cut.
+func (f *File) checkLink(in *Inject) error {
+	a, b, err := in.ends()
+	if err != nil {
+		return err
+	}
+	net, err := f.Topology.network()
+	if err != nil || net == nil {
+		return errors.New("link-cut cuts a link of kind qfdb, blade or torus: full has no links by name")
+	}
+	if !slices.ContainsFunc(net.Links, func(l topology.Link) bool { return l.From == a && l.To == b }) {
+		return fmt.Errorf("%s has no link from node %d to node %d", net.Name, a, b)
 	}
 	return nil
 }

@@ -22,10 +22,24 @@ type judge struct {
 // Failed implements sim.Observer.
 func (j *judge) Failed() error { return j.r.err }
 
+// Moves implements sim.Observer.
+func (x *judge) Moves(_ *sim.Node, p *sim.Process, a *pldma.Access) {
+	if p == nil {
+		return
+	}
+	s := x.r.seats[p.Domain.Node]
+	if j := s.regionAt(a.VA); s.muted && p == s.Process && j != nil && !j.Read && !a.Ordered && j.from.Domain.PDID != p.Domain.PDID {
+		x.r.wrong("%s: %d bytes are written, although the right to it is withdrawn", j.name(), len(a.Data))
+	}
+}
+
 // Landed implements sim.Observer.
 func (x *judge) Landed(p *sim.Process, a *pldma.Access) {
 	r := x.r
-	s := r.seatOf(p)
+	s := r.seats[p.Domain.Node]
+	if p != s.Process {
+		return // a foreign process, or one that has ended since
+	}
 	if a.Ordered {
 		if j := s.wordsAt(a.VA); j == nil {
 			r.wrong("completion words are written to %v of node %d, where none belong", a.VA, s.node)
@@ -40,6 +54,8 @@ func (x *judge) Landed(p *sim.Process, a *pldma.Access) {
 	case j == nil || at+len(a.Data) > j.dstAt+j.Size:
 		r.wrong("%d bytes are written to %v of node %d, where no transfer's destination is", len(a.Data), a.VA, s.node)
 		return
+	case j.to != p:
+		r.wrong("%s: %d bytes are written to a process that follows the destination's", j.name(), len(a.Data))
 	case j.ended >= 0 && j.status == 0:
 		r.wrong("%s: %d bytes are written after its end", j.name(), len(a.Data))
 	case j.started == 0:
@@ -55,8 +71,6 @@ func (x *judge) Landed(p *sim.Process, a *pldma.Access) {
 		}
 	}
 }
-
-func (r *run) seatOf(p *sim.Process) *seat { return r.seats[p.Domain.Node] }
 
 // wordsAt returns the transfer whose completion words are at a place, nil if there is none.
 func (s *seat) wordsAt(va device.VA) *job {
@@ -107,7 +121,7 @@ func (r *run) hopeless() bool {
 
 // same checks a completed transfer's bytes.
 func (r *run) same(j *job) {
-	if r.content && !bytes.Equal(j.dst.Data[j.dstAt:j.dstAt+j.Size], j.want) {
+	if r.content && !j.lost && !bytes.Equal(j.dst.Data[j.dstAt:j.dstAt+j.Size], j.want) {
 		r.wrong("%s has completed with other bytes than the source's", j.name())
 	}
 }
@@ -134,7 +148,10 @@ func (r *run) judge() error {
 }
 
 // Sent implements sim.Observer.
-func (x *judge) Sent(n *sim.Node, f *wire.Frame) { x.r.log.sent(n, f) }
+func (x *judge) Sent(n *sim.Node, f *wire.Frame) {
+	x.r.log.sent(n, f)
+	x.r.sent(f)
+}
 
 // Carried implements sim.Observer.
 func (x *judge) Carried(out []link.Delivery) { x.r.log.carried(out) }

@@ -47,7 +47,7 @@ var keys = map[string]map[string]form{
 		"kind": aWord, "from": nodes, "to": nodes, "size": aSize, "most": aSize, "count": aNumber, "start": aTime, "absent": aFraction,
 		"absent-source": aFraction, "touch": aBool, "read": aBool, "urgent": aBool, "pages": aNumber,
 	},
-	"inject": {"what": aWord, "probability": aFraction, "from": aTime, "until": aTime, "nodes": nodes, "most": aTime},
+	"inject": {"what": aWord, "probability": aFraction, "from": aTime, "until": aTime, "nodes": nodes, "most": aTime, "link": aWord},
 }
 
 // names returns the keys of a table, and for the file its tables, too.

@@ -19,6 +19,10 @@ const (
 	topoFile   = "internal/sim/topology/topology.go"
 	tableFile  = "soc/sparse/sparse.go"
 	readyFile  = "soc/r5/ready.go"
+	recvFile   = "soc/pldma/receive.go"
+	fwFile     = "soc/r5/firmware.go"
+	baseFile   = "soc/pldma/state.go"
+	regsFile   = "soc/registers.go"
 )
 
 // Mutants of the parts that only the simulator has, and of the machines' tables.
@@ -45,6 +49,17 @@ var all = []mutants.Mutant{
 		mutants.In(readyFile, "		fw.enqueueRear(x)\n", "		if !M {\n			fw.enqueueRear(x)\n		}\n")),
 	mutants.Of("blocks in flight are counted for ever",
 		mutants.In(readyFile, "	p.flying -= int64(t.length)\n", "	if !M {\n		p.flying -= int64(t.length)\n	}\n")),
+	mutants.Of("a frame that is lost keeps its place in the next queue",
+		mutants.In(netFile, "	next.coming[o.onwardVC]--\n", "	if !M {\n		next.coming[o.onwardVC]--\n	}\n")),
+	mutants.Of("a frame that comes again is written again",
+		mutants.In(recvFile, "	if r.known && r.newest.Newer(f.Seq) {", "	if r.known && r.newest.Newer(f.Seq) && !M {"),
+		mutants.In(recvFile, "	if r.acked {\n", "	if r.acked && !M {\n")),
+	mutants.Of("any process may end others' blocks",
+		mutants.In(fwFile, "!fromTarget && !fromSource {", "!fromTarget && !fromSource && !M {")),
+	mutants.Of("a domain's successor is taken for it",
+		mutants.In(baseFile, "d.PDID == pdid && d.Generation == g {\n			return i", "d.PDID == pdid && (M || d.Generation == g) {\n			return i")),
+	mutants.Of("rights that are withdrawn stay",
+		mutants.In(regsFile, "		n.dma.SetPeers(i/4, &peers)\n", "		if !M {\n			n.dma.SetPeers(i/4, &peers)\n		}\n")),
 	mutants.Of("two parts of a table are one",
 		mutants.In(tableFile, "func (t *Table[T]) At(i int) *T {\n", "func (t *Table[T]) At(i int) *T {\n	if M {\n		i %= 4 * part\n		i -= i / part / 2 * part\n	}\n")),
 }
@@ -80,7 +95,7 @@ func TestMutant(t *testing.T) {
 	}
 	for seed := range uint64(300) {
 		f := random(rand.New(rand.NewPCG(seed, 11)))
-		f.Limit = 20e9
+		f.Limit = 60e9
 		if seed%4 == 0 { // a ring whose queues are all full
 			f = New()
 			f.Seed, f.Limit, f.Topology = seed, 20e9, Topology{Kind: "torus", Size: []int{5, 1, 1}, Rate: 1e9}

@@ -43,14 +43,16 @@ type Options struct {
 
 // run is a scenario that runs.
 type run struct {
-	file  *File
-	world *sim.World
-	net   *topology.Network
-	seats []*seat
-	jobs  []job
-	log   *log
-	left  int // transfers that have not ended
-	err   error
+	file      *File
+	world     *sim.World
+	net       *topology.Network
+	seats     []*seat
+	jobs      []job
+	log       *log
+	rng       *rand.Rand
+	sometimes []*Inject // replay and evict-again
+	left      int       // transfers that have not ended
+	err       error
 	// content: memory has content.
 	content bool
 }
@@ -68,7 +70,11 @@ type seat struct {
 	read    [device.WriteChannels]*job // by the place of the tag
 	uses    [device.WriteChannels]int  // of these places
 	dead    bool
-	before  []byte // memory outside of all destinations
+	back    bool     // it is dead, and another process follows
+	muted   bool     // it has withdrawn the rights of processes with other PDIDs
+	late    []*job   // that wait for it
+	harms   []string // that explain failures now
+	before  []byte   // memory outside of all destinations
 }
 
 // region is the destination of a transfer in a process's memory.
@@ -94,6 +100,10 @@ type job struct {
 	landed   []uint64 // of each block, a bit for each packet that was written
 	words    bool     // the completion words are written
 	want     []byte
+
+	issued   bool
+	from, to *sim.Process // its ends, when the transfer was described
+	lost     bool         // the destination's process has gone since
 
 	started, ended int64 // ns; ended -1: not yet
 	status         uint8
@@ -136,7 +146,7 @@ func Run(ctx context.Context, f *File, o Options) (*Report, error) {
 }
 
 func runTransfers(ctx context.Context, f *File, transfers []Transfer, o Options) (*Report, error) {
-	r := &run{file: f}
+	r := &run{file: f, rng: rand.New(rand.NewPCG(f.Seed, 0x5a3e))}
 	if o.Watch != nil {
 		r.log = newLog(r, o.Watch)
 	}
@@ -201,14 +211,21 @@ func (r *run) build(transfers []Transfer) (err error) {
 	return nil
 }
 
+// channels makes all channels and tags of a process free.
+func (s *seat) channels() {
+	s.free, s.tags, s.waiting = nil, nil, [2][]*job{}
+	s.write, s.read = [device.WriteChannels]*job{}, [device.WriteChannels]*job{}
+	for c := range device.WriteChannels {
+		s.free = append(s.free, device.WriteChannels-1-c)
+		s.tags = append(s.tags, device.WriteChannels-1-c)
+	}
+}
+
 // place assigns each transfer its own memory at both ends.
 func (r *run) place(nodes int, transfers []Transfer) {
 	for i := range nodes {
 		s := &seat{node: i}
-		for c := range device.WriteChannels {
-			s.free = append(s.free, device.WriteChannels-1-c)
-			s.tags = append(s.tags, device.WriteChannels-1-c)
-		}
+		s.channels()
 		r.seats = append(r.seats, s)
 	}
 	take := func(s *seat, size, align int) int {
@@ -240,6 +257,13 @@ func (r *run) place(nodes int, transfers []Transfer) {
 
 func (r *run) attach(s *seat) (err error) {
 	n, pages := r.world.Node(s.node), (s.size+pageSize-1)/pageSize+1
+	if s.node%2 == 1 && r.withdraws() {
+		// Every node's first process of a user has the same PDID, to which it cannot withdraw a right:
+		// take the second one.
+		if _, err := n.AttachEmpty(1000, memoryBase, 1); err != nil {
+			return err
+		}
+	}
 	if r.content {
 		s.Process, err = n.Attach(1000, memoryBase, pages)
 	} else {
@@ -248,8 +272,9 @@ func (r *run) attach(s *seat) (err error) {
 	if err != nil {
 		return err
 	}
+	p := s.Process
 	s.OnDone = func(ch int, done uint32, status uint8) {
-		if j := s.write[ch]; j != nil {
+		if j := s.write[ch]; j != nil && s.Process == p {
 			s.write[ch] = nil
 			s.free = append(s.free, ch)
 			r.end(j, status)
@@ -257,12 +282,16 @@ func (r *run) attach(s *seat) (err error) {
 	}
 	s.OnWords = func() {
 		for _, j := range s.read {
-			if j != nil && j.words {
+			if j != nil && j.words && s.Process == p {
 				r.end(j, 0)
 			}
 		}
 	}
-	s.OnMail = func(src mailbox.Source, words [device.PktzMaxWords]uint64) { r.answered(s, src, words[0]) }
+	s.OnMail = func(src mailbox.Source, words [device.PktzMaxWords]uint64) {
+		if s.Process == p {
+			r.answered(s, src, words[0])
+		}
+	}
 	return nil
 }
 
@@ -276,6 +305,7 @@ func (r *run) describe(j *job) {
 	if j.wordsAt >= 0 {
 		j.desc.Notify = memoryBase + device.VA(j.wordsAt)
 	}
+	j.from, j.to = j.src.Process, j.dst.Process
 	rng := rand.New(rand.NewPCG(j.Pages, 0xab5e47))
 	for _, end := range []struct {
 		s      *seat
@@ -328,136 +358,6 @@ func (s *seat) regionAt(va device.VA) *job {
 	return nil
 }
 
-// inject schedules an injection.
-func (r *run) inject(in *Inject) {
-	nodes := in.Nodes
-	if nodes == nil {
-		for i := range r.seats {
-			nodes = append(nodes, i)
-		}
-	}
-	each := func(at Duration, do func(s *seat)) {
-		r.world.After(int64(at), func() {
-			for _, n := range nodes {
-				do(r.seats[n])
-			}
-		})
-	}
-	switch in.What {
-	case "link-down":
-		each(in.From, func(s *seat) { r.world.Node(s.node).Cut(true); r.doom(s, "its link was down") })
-		each(in.Until, func(s *seat) { r.world.Node(s.node).Cut(false) })
-	case "pfd-stopped":
-		each(in.From, func(s *seat) { r.world.Node(s.node).Stop(true); r.doom(s, "its pfd was stopped") })
-		each(in.Until, func(s *seat) { r.world.Node(s.node).Stop(false) })
-	case "evict":
-		each(in.From, func(s *seat) { s.Evict(0, s.size) })
-	case "kill":
-		each(in.From, r.kill)
-	case "unmap":
-		each(in.From, func(s *seat) { s.Unmap(0, max(s.size, 1)); r.doom(s, "its memory was unmapped") })
-	case "abort":
-		each(in.From, r.abort)
-	case "forge":
-		for _, n := range nodes {
-			r.forge(n, in)
-		}
-	default:
-		again := func(s *seat) { r.world.Node(s.node).Disturb(r.disturbance(s.node)) }
-		each(in.From, again)
-		if in.Until != 0 {
-			each(in.Until, again)
-		}
-	}
-}
-
-// disturbance returns what happens to the frames of a node now.
-func (r *run) disturbance(node int) link.Injection {
-	v := link.Injection{Routes: r.file.Topology.Routes}
-	now := Duration(r.world.Now())
-	for i := range r.file.Inject {
-		in := &r.file.Inject[i]
-		if !injections[in.What].frames || now < in.From || in.Until != 0 && now >= in.Until || in.Nodes != nil && !slices.Contains(in.Nodes, node) {
-			continue
-		}
-		to := map[string]*int{
-			"lose-data": &v.LoseData, "lose-ack": &v.LoseAck, "lose-nack": &v.LoseNack, "lose-request": &v.LoseRAPF, "lose-read": &v.LoseRead,
-			"lose-answer": &v.LoseAnswer, "duplicate": &v.Duplicate, "delay": &v.Delay, "tear": &v.Tear, "corrupt": &v.Corrupt,
-		}[in.What]
-		*to = max(*to, int(in.Probability*1e6))
-		v.DelayMax = max(v.DelayMax, int64(in.Most))
-	}
-	return v
-}
-
-// doom notes why transfers of a process may fail.
-func (r *run) doom(s *seat, why string) {
-	for i := range r.jobs {
-		if j := &r.jobs[i]; j.ended < 0 && (j.src == s || j.dst == s) {
-			j.doomed = why
-		}
-	}
-}
-
-// kill ends a process as its exit does.
-func (r *run) kill(s *seat) {
-	if s.dead {
-		return
-	}
-	s.dead = true
-	r.doom(s, "a process of it was killed")
-	n := r.world.Node(s.node)
-	n.Driver.Remove(s.Domain.Slot)
-	if err := n.Domains.Destroy(s.Domain.Slot, nil); err != nil {
-		r.wrong("node %d: ending a process: %v", s.node, err)
-	}
-	for i := range r.jobs { // nobody is told how they end
-		if j := &r.jobs[i]; j.ended < 0 && j.started > 0 && j.initiator() == s {
-			r.end(j, device.StatusGone)
-		}
-	}
-}
-
-// abort aborts the transfers of a process.
-func (r *run) abort(s *seat) {
-	for i := range r.jobs {
-		j := &r.jobs[i]
-		if j.initiator() != s || j.started == 0 || j.ended >= 0 || s.dead {
-			continue
-		}
-		switch {
-		case s.read[j.channel] == j && j.Read:
-			j.doomed = "it was aborted"
-			r.request(j, 0)
-		case s.write[j.channel] == j:
-			j.doomed = "it was aborted"
-			d := j.desc
-			d.Abort = true
-			s.Write(j.channel, d)
-		}
-	}
-}
-
-// forged is how many messages a process forges (defined by this project).
-const forged = 100
-
-// forge makes a process of another user on a node request ends and retransmissions of others' blocks.
-func (r *run) forge(node int, in *Inject) {
-	p, err := r.world.Node(node).AttachEmpty(2000+uint32(node), memoryBase, 1)
-	if err != nil {
-		r.wrong("node %d: %v", node, err)
-		return
-	}
-	rng := rand.New(rand.NewPCG(r.file.Seed, uint64(node)))
-	for range forged {
-		m := mailbox.RAPF{
-			PDID: p.Domain.PDID, Claimed: p.Domain.PDID, Transaction: device.TransactionID(rng.IntN(8)), Sequence: device.Sequence(1 + rng.IntN(64)), Fail: rng.IntN(2) == 0,
-		}
-		dst := device.NodeID(rng.IntN(len(r.seats)))
-		r.world.After(int64(in.From)+rng.Int64N(int64(in.Until-in.From)), func() { p.Send(2, dst, device.MailboxRequest, m.Encode()) })
-	}
-}
-
 func (r *run) wrong(format string, args ...any) {
 	if r.err == nil {
 		r.err = fmt.Errorf("%w at %v: %s", ErrViolation, Duration(r.world.Now()), fmt.Sprintf(format, args...))
@@ -508,6 +408,17 @@ func (r *run) late() error {
 // start starts a transfer, or makes it wait for a channel.
 func (r *run) start(j *job) {
 	s := j.initiator()
+	for _, end := range []*seat{j.src, j.dst} {
+		switch {
+		case j.ended >= 0:
+			return
+		case end.dead && end.back:
+			end.late = append(end.late, j)
+			return
+		case len(end.harms) > 0:
+			j.doomed = end.harms[0]
+		}
+	}
 	if j.started == 0 {
 		j.started = max(r.world.Now(), 1)
 	}
@@ -534,6 +445,10 @@ func (r *run) start(j *job) {
 		delay += r.touch(j)
 	}
 	r.world.After(delay, func() {
+		if j.ended >= 0 {
+			return
+		}
+		j.issued = true
 		r.log.add(j, Started, -1, 0)
 		if j.Read {
 			s.read[j.channel] = j
@@ -570,7 +485,7 @@ func (r *run) request(j *job, size uint32) {
 	p := j.dst
 	m := mailbox.ReadRequest{
 		PDID: p.Domain.PDID, Tag: j.tag, Size: size, Src: j.desc.Src, Dst: j.desc.Dst, Notify: j.desc.Notify,
-		First: j.desc.First, Last: j.desc.Last, Target: j.src.Domain.PDID, TargetGeneration: j.src.Domain.Generation,
+		First: j.desc.First, Last: j.desc.Last, Target: j.from.Domain.PDID, TargetGeneration: j.from.Domain.Generation,
 	}
 	words := m.Encode()
 	p.Send(j.tries%3, device.NodeID(j.From), device.MailboxRead, words[:]...)

@@ -59,8 +59,10 @@ func TestInjections(t *testing.T) {
 	for what, kind := range injections {
 		in := fmt.Sprintf(`what = %q`, what)
 		switch {
-		case what == "delay":
-			in += `, probability = 0.2, most = "40us"`
+		case what == "link-cut":
+			in += `, from = "40us", until = "3ms", link = "0-1"`
+		case kind.most:
+			in += `, probability = 0.2, most = "400us"`
 		case kind.frames:
 			in += `, probability = 0.1, nodes = "0-2", until = "3ms"`
 		case kind.instant:
@@ -69,10 +71,14 @@ func TestInjections(t *testing.T) {
 			in += `, from = "40us", until = "3ms", nodes = "0,1"`
 		}
 		for _, read := range []bool{false, true} {
-			text := fmt.Sprintf("seed = 7\ntopology = { nodes = 4 }\nfirmware = { timeout = \"500us\", guard = \"2ms\", outstanding = 4 }\n"+
-				"workload = [{ kind = \"random\", count = 40, size = \"1B\", most = \"80KiB\", absent = 0.5, absent-source = 0.2, read = %v }]\ninject = [{ %s }]\n", read, in)
+			topology := `{ nodes = 4 }`
+			if what == "link-cut" {
+				topology = `{ kind = "qfdb" }`
+			}
+			text := fmt.Sprintf("seed = 7\ntopology = %s\nfirmware = { timeout = \"500us\", guard = \"2ms\", outstanding = 4 }\n"+
+				"workload = [{ kind = \"random\", count = 40, size = \"1B\", most = \"80KiB\", absent = 0.5, absent-source = 0.2, read = %v }]\ninject = [{ %s }]\n", topology, read, in)
 			r := mustRun(t, text)
-			if ends := what == "kill" || what == "unmap" || what == "abort"; (len(r.Failed) > 0) != ends || r.Unfinished > 0 || r.Completed == 0 {
+			if ends := kind.ends || what == "kill" || what == "unmap" || what == "abort" || what == "withdraw"; (len(r.Failed) > 0) != ends || r.Unfinished > 0 || r.Completed == 0 {
 				t.Errorf("%s%+v", text, r)
 			}
 		}
@@ -115,7 +121,7 @@ func TestBadFiles(t *testing.T) {
 		{"", "no workload: add one"},
 		{"sead = 1\n" + good, `:1: unknown key "sead": the keys are cold, costs, driver`},
 		{"\ntopology = { kin = \"full\" }\n" + good, `:2: topology: unknown key "kin": the keys are hop, kind`},
-		{good + "inject = [{ what = \"lose-ack\", probability = 0.1, often = 3 }]", `:2: inject 1: unknown key "often": the keys are from, most`},
+		{good + "inject = [{ what = \"lose-ack\", probability = 0.1, often = 3 }]", `:2: inject 1: unknown key "often": the keys are from, link`},
 		{"limit = \"3 parsecs\"\n" + good, `:1: "3 parsecs" is no time`},
 		{"limit = \"-3ms\"\n" + good, `:1: the time -3ms is negative`},
 		{"limit = \"0s\"\n" + good, ":1: limit is the simulated time"},
@@ -144,7 +150,13 @@ func TestBadFiles(t *testing.T) {
 		{"firmware = { outstanding = 0 }\n" + good, ":1: firmware: outstanding is 0: want 1 to 1024"},
 		{"firmware = { rate = \"slow\" }\n" + good, `:1: firmware: rate "slow": want path-feedback`},
 		{good + "inject = [{ what = \"lose-ack\" }]", ":2: inject 1: lose-ack has a probability"},
-		{good + "inject = [{ what = \"rain\", probability = 1 }]", `what is "rain": want lose-data`},
+		{good + "inject = [{ what = \"rain\", probability = 1 }]", `what is "rain": want abort, corrupt`},
+		{good + "inject = [{ what = \"replay\", probability = 0.1 }]", "have the longest delay"},
+		{good + "inject = [{ what = \"power\", from = \"1ms\" }]", "power has an end"},
+		{good + "inject = [{ what = \"link-cut\", until = \"1ms\", link = \"0-1\" }]", ":2: inject 1: link-cut cuts a link of kind qfdb"},
+		{"topology = { kind = \"blade\" }\n" + good + "inject = [{ what = \"link-cut\", until = \"1ms\", link = \"1-5\" }]", ":3: inject 1: blade has no link from node 1 to node 5"},
+		{"topology = { kind = \"blade\" }\n" + good + "inject = [{ what = \"link-cut\", until = \"1ms\", link = \"15\" }]", `link is "15": want two nodes`},
+		{good + "inject = [{ what = \"evict\", link = \"0-1\" }]", "link-cut, and nothing else, has a link"},
 		{good + "inject = [{ what = \"kill\", until = \"1s\" }]", "kill happens at from"},
 		{good + "inject = [{ what = \"link-down\", from = \"2s\", until = \"1s\" }]", "until is not after from"},
 		{"workload = [", "test.toml:1"},
@@ -221,8 +233,13 @@ func random(rng *rand.Rand) *File {
 		if k.frames {
 			in.Probability = float64(1+pick(100)) / 1000
 		}
-		if what == "delay" {
+		if k.most {
 			in.Most = Duration(1 + pick(100_000))
+		}
+		if what == "link-cut" {
+			if in.Nodes, in.Link = nil, "0-1"; f.Topology.Kind == "full" {
+				continue
+			}
 		}
 		f.Inject = append(f.Inject, in)
 	}

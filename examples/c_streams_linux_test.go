@@ -392,20 +392,27 @@ func streamsOfStoppedPFD(t *testing.T, b streamers) {
 	}
 }
 
+// startKilled runs a pfd of one node in another process, which the test kills.
+func startKilled(t *testing.T, socket string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pfd := exec.Command(self, daemonCommand, socket, "1")
+	pfd.Stderr = t.Output()
+	if err := pfd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, socket)
+	return pfd
+}
+
 // pfd is killed.
 func streamsWithoutPFD(t *testing.T, b streamers) {
 	for _, part := range []string{"echoes", "idles"} {
 		socket := filepath.Join(public(t), "pfd.sock")
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
-		pfd := exec.Command(self, daemonCommand, socket, "1")
-		pfd.Stderr = t.Output()
-		if err := pfd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ready(t, socket)
+		pfd := startKilled(t, socket)
 		s := startServer(t, b.streams, socket, "0")
 		said := resets(t, b, socket, "0", s.addr, part, pfd.Process)
 		_ = pfd.Wait() // it was killed

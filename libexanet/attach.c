@@ -164,6 +164,8 @@ out:
 	return result;
 }
 
+enum { REFUSED_PROTOCOL = 1 };	/* code of a message that pfd does not know */
+
 /* refusal returns the error for a message that came instead of an answer. */
 static int refusal(const unsigned char *m, ssize_t n)
 {
@@ -219,6 +221,25 @@ int question(exanet *e, unsigned char *m, size_t size, int fd, int second, int *
 			*got = fds[0];
 		else
 			close_all(fds, nfds);
+	}
+	pthread_mutex_unlock(&e->messages);
+	return result;
+}
+
+int question_thread(exanet *e, unsigned char *m, unsigned char *a, int *got)
+{
+	unsigned char text[TEXT_SIZE];
+	int fds[8], nfds, result;
+	pthread_mutex_lock(&e->messages);
+	if (!(result = message_send(e->socket, m, THREAD_SIZE, -1, -1))) {
+		ssize_t n = message_receive(e->socket, text, sizeof text, fds, &nfds);
+		if (n != THREADED_SIZE || get(text, 2) != THREADED || nfds != 1) {
+			result = refusal(text, n);
+			close_all(fds, nfds);
+		} else {
+			memcpy(a, text, THREADED_SIZE);
+			*got = fds[0];
+		}
 	}
 	pthread_mutex_unlock(&e->messages);
 	return result;
@@ -293,7 +314,7 @@ static int hello(exanet *e, const struct exanet_options *o)
 	m[76] = o->method;
 	m[77] = o->policy;
 	m[78] = o->naccept;
-	m[79] = o->flags & EXANET_ACCEPT_GROUP;
+	m[79] = (o->flags & EXANET_ACCEPT_GROUP) | (o->flags & EXANET_THREADS ? 2 : 0);
 	for (int i = 0; i < o->naccept; i++)
 		put(m + 80 + 2 * i, 2, o->accept[i]);
 	memcpy(m + 112, group, strlen(group));
@@ -322,7 +343,7 @@ static int watch(void *address, size_t size)
 
 static int handshake(exanet *e, const struct exanet_options *o)
 {
-	unsigned char m[TEXT_SIZE];
+	unsigned char m[TEXT_SIZE] = { 0 };
 	int fds[8], error;
 	struct stat st;
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
@@ -330,19 +351,25 @@ static int handshake(exanet *e, const struct exanet_options *o)
 		return error;
 	if (!(e->keeper = keeper_make(e->pfd.pid, NULL, &error)))
 		return error;
-	if ((error = hello(e, o)) || (error = answer(e, m, MEMORY_OFFER, HEADER, fds, 3)))
+	if ((error = hello(e, o)))
 		return error;
+	if ((error = answer(e, m, MEMORY_OFFER, HEADER, fds, 3))) {
+		if (o->flags & EXANET_THREADS && error == -EPROTO && get(m, 2) == REFUSED && get(m + 72, 4) == REFUSED_PROTOCOL)
+			return fail(ENOTSUP, "attach with threads: this pfd has none (%.63s): use one of this release, or attach without EXANET_THREADS", m + 8);
+		return error;
+	}
+	e->size = o->flags & EXANET_THREADS ? MEMORY_THREADS : MEMORY;
 	e->eventfd = fds[1];
 	e->netlink = fds[2];
-	bool right = !fstat(fds[0], &st) && st.st_size == MEMORY && (fcntl(fds[0], F_GET_SEALS) & seals) == seals;
-	void *pages = right ? mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0) : MAP_FAILED;
+	bool right = !fstat(fds[0], &st) && st.st_size == (off_t)e->size && (fcntl(fds[0], F_GET_SEALS) & seals) == seals;
+	void *pages = right ? mmap(NULL, e->size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0) : MAP_FAILED;
 	close(fds[0]);
 	if (!right)
 		return fail(EPROTO, "pfd violates the protocol");
 	if (pages == MAP_FAILED)
 		return fail(errno, "map the attachment's memory: %m");
 	e->pages = pages;
-	if (madvise(pages, MEMORY, MADV_DONTFORK))
+	if (madvise(pages, e->size, MADV_DONTFORK))
 		return fail(errno, "keep the attachment's memory from children: %m");
 	message(m, MAPPED, HEADER);	/* pfd may seal it now */
 	if ((error = message_send(e->socket, m, HEADER, keeper_pidfd(e->keeper), -1)) || (error = answer(e, m, WELCOME, WELCOME_SIZE, fds, 0)))
@@ -461,6 +488,7 @@ static void release(exanet *e)
 	free_streams(e);
 	forget_messages(e);
 	free_rings(e);
+	free_threads(e);
 	munmap(e->own, 4096);
 	free(e);
 }
@@ -545,7 +573,7 @@ int exanet_close(exanet *e)
 	if (sleeps)	/* in a page that never arrives: keep what the thread uses when it wakes */
 		goto out;
 	if (e->pages)
-		munmap(e->pages, MEMORY);
+		munmap(e->pages, e->size);
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->messages);
 	pthread_mutex_destroy(&e->serving);

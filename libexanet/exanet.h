@@ -51,7 +51,10 @@ enum {
 	/* Let the kernel bring in memory of exanet_alloc by folios, blocks of more than a page, if its
 	 * setting allows it (exanetctl doctor): absent memory then comes in faster, and memory that is
 	 * touched sparsely takes more. exanet_folio returns what a buffer has. */
-	EXANET_FOLIOS = 16
+	EXANET_FOLIOS = 16,
+	/* The process may have threads of the global address space (exanet_gsas.h). -ENOTSUP: an older pfd
+	 * has none. */
+	EXANET_THREADS = 32
 };
 
 struct exanet_options {

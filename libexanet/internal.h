@@ -11,15 +11,18 @@
 #include "exanet.h"
 
 /* Messages (2). */
-enum { HELLO = 1, WELCOME, REFUSED, ENDED, SHARE, UNSHARE, SHARED, REGISTER, UNREGISTER, MEMORY_OFFER, MAPPED, HELPER, INVALIDATE = 14, WINDOW, UNWINDOW, RING, RINGED, UNRING };
+enum { HELLO = 1, WELCOME, REFUSED, ENDED, SHARE, UNSHARE, SHARED, REGISTER, UNREGISTER, MEMORY_OFFER, MAPPED, HELPER, INVALIDATE = 14, WINDOW, UNWINDOW, RING, RINGED, UNRING, THREAD, THREADED, UNTHREAD };
 enum { HEADER = 72, HELLO_SIZE = 232, WELCOME_SIZE = 112, SHARE_SIZE = 104, BOUNDS_SIZE = 88, SHARED_SIZE = 96,
-       HELPER_SIZE = 80, RING_SIZE = 104, WINDOW_SIZE = 96, TEXT_SIZE = 512, PROTOCOL = 2 };
+       HELPER_SIZE = 80, RING_SIZE = 104, WINDOW_SIZE = 96, THREAD_SIZE = 96, THREADED_SIZE = 104, UNTHREAD_SIZE = 80, TEXT_SIZE = 512, PROTOCOL = 2 };
 
 /* The memory (3). */
 enum { DOORBELL = 0x1000, PACKETIZER = 0x2000, PACKETIZER_CHANNEL = 0x400, PACKETIZER_SEND = 0x48, PACKETIZER_STATUS = 0x50,
        ASLEEP = 0x3000, KICK = 0x3004, EVENT = 0x3008, WAITERS = 0x300c, STATE = 0x3010, SERVED = 0x3018, SERVED_ERRNO = 0x301c,
-       STAT_FAULTS = 0x3040, WATCHED = 0x3060, MAIL_TAIL = 0x3100, MAIL_HEAD = 0x3104, MAIL = 0x3140, MAIL_SIZE = 0x50,
+       STAT_FAULTS = 0x3040, WATCHED = 0x3060, RUNG = 0x3064, MAIL_TAIL = 0x3100, MAIL_HEAD = 0x3104, MAIL = 0x3140, MAIL_SIZE = 0x50,
        MAIL_SLOTS = 32, STAMPS = 0x3c00, MEMORY = 0x4000 };
+
+/* Ports: a packetizer and a mailbox, the process's own from PACKETIZER on, those of threads behind MEMORY (12). */
+enum { PORT = 0x2000, THREADS = 8, MEMORY_THREADS = MEMORY + THREADS * PORT };
 
 /* Descriptors (3). */
 enum { DESCRIPTOR = 64, DONE = 44, ROUTE = 48, RESULT = 56 };
@@ -39,6 +42,7 @@ enum { CHANNELS = 32, READS = 32, MAILBOX_PROCESS = 16, SLOTS = 16 };
 
 struct keeper;
 struct streams;
+struct threads;
 
 /* What is recorded of memory of exanet_alloc. */
 struct buffer {
@@ -114,6 +118,8 @@ struct exanet {
 	struct rings *rings;	/* NULL: there was none yet */
 	pthread_mutex_t streaming;	/* guards streams while they are made; taken before all others */
 	struct streams *streams;	/* NULL: none yet */
+	size_t size;		/* of pages */
+	struct threads *threads;	/* of GSAS, under lock; NULL: none yet */
 	uint64_t *words;	/* completion words of reads, 16 bytes each */
 	int64_t time_offset;	/* of CLOCK_MONOTONIC in the time namespace, ns */
 	uint64_t last;
@@ -223,6 +229,8 @@ ssize_t message_receive(int socket, unsigned char *m, size_t size, int *fds, int
 /* question sends a message after WELCOME, with up to two descriptors (-1: none), and waits for its answer. got
  * is for the descriptor of RINGED, NULL for another answer. bounds is a question of a range. */
 int question(exanet *, unsigned char *m, size_t size, int fd, int second, int *got);
+/* question_thread is question for a THREAD, whose answer it copies to a, of THREADED_SIZE. */
+int question_thread(exanet *, unsigned char *m, unsigned char *a, int *got);
 int bounds(exanet *, int type, void *address, size_t size, int fd);
 /* unmap_shared unmaps memory of the library when the attachment ends. If pfd has not confirmed the end, the memory
  * stays: something may be written into it, and the munmap would wait for pfd, which may be stopped. */
@@ -245,10 +253,10 @@ bool joined(pthread_t, int64_t end);
 int start_server(exanet *);
 void kick(exanet *);
 bool gone(exanet *);
-/* wait_event sleeps until EVENT is not was, or for ns, and reports whether it was woken before. tell_waiters wakes
- * the threads that sleep so, as pfd does. */
+/* wait_event sleeps until EVENT of a port is not was, or for ns, and reports whether it was woken before. tell_waiters
+ * wakes the threads that sleep so on the process's own port, as pfd does. */
 void tell_waiters(exanet *);
-bool wait_event(exanet *, uint32_t was, int64_t ns);
+bool wait_event(unsigned char *port, uint32_t was, int64_t ns);
 int64_t now(void);
 /* rest sleeps for a pause (ns, below a second) and lengthens it by a quarter, up to most: a wait that checks
  * after each pause lasts at most a quarter too long. */
@@ -264,9 +272,12 @@ bool offer(exanet *, int64_t began, int64_t at);
  * Words from another pfd, and the end of a killed pfd, wake no thread, so it checks by itself after a
  * millisecond, and then after a part of the time that it has waited, up to most. */
 int sleep_until(exanet *, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg);
+/* sleep_on is sleep_until for what comes to a port. */
+int sleep_on(exanet *, unsigned char *port, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg);
 
 unsigned char *packetizer(exanet *, int channel);
-/* publish writes words to a free packetizer channel. */
+/* publish_in writes words to a free packetizer channel of a port; publish also kicks. */
+void publish_in(unsigned char *port, int channel, uint64_t destination, const uint64_t *words, int n, uint32_t number);
 void publish(exanet *, int channel, uint64_t destination, const uint64_t *words, int n, uint32_t number);
 /* refused reports whether the last message of a channel, which pfd has read, was refused. */
 bool refused(exanet *, int channel);
@@ -282,6 +293,9 @@ int exanet_handle(exanet *, int kind, exanet_handler *, void *arg);
 int post_message(exanet *, const struct exanet_remote *, const uint64_t *words, int n);
 /* collect_messages hands the messages that have arrived to their handlers and queues. */
 void collect_messages(exanet *);
+
+/* free_threads frees what the attachment has for threads of GSAS. */
+void free_threads(exanet *);
 
 /* end_streams ends the thread of the streams; false: it has not ended in time. free_streams frees all of them. */
 bool end_streams(exanet *);

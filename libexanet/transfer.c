@@ -73,14 +73,19 @@ static bool taken(exanet *e, int channel)
 	return true;
 }
 
-void publish(exanet *e, int channel, uint64_t destination, const uint64_t *words, int n, uint32_t number)
+void publish_in(unsigned char *port, int channel, uint64_t destination, const uint64_t *words, int n, uint32_t number)
 {
-	unsigned char *c = packetizer(e, channel);
+	unsigned char *c = port + PACKETIZER_CHANNEL * channel;
 	store64(c, destination);
 	for (int i = 0; i < n; i++)
 		store64(c + 8 + 8 * i, words[i]);
 	store64(c + PACKETIZER_STATUS, 1);
 	store64(c + PACKETIZER_SEND, n | (uint64_t)number << 16);
+}
+
+void publish(exanet *e, int channel, uint64_t destination, const uint64_t *words, int n, uint32_t number)
+{
+	publish_in(e->pages + PACKETIZER, channel, destination, words, n, number);
 	kick(e);
 }
 
@@ -105,10 +110,10 @@ bool gone(exanet *e)
 	return recv(e->socket, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
-bool wait_event(exanet *e, uint32_t was, int64_t ns)
+bool wait_event(unsigned char *port, uint32_t was, int64_t ns)
 {
 	const struct timespec t = { ns / 1000000000, ns % 1000000000 };
-	return !syscall(SYS_futex, e->pages + EVENT, FUTEX_WAIT, was, &t, NULL, 0) || errno != ETIMEDOUT;
+	return !syscall(SYS_futex, port + (EVENT - PACKETIZER), FUTEX_WAIT, was, &t, NULL, 0) || errno != ETIMEDOUT;
 }
 
 void tell_waiters(exanet *e)
@@ -409,7 +414,7 @@ bool offer(exanet *e, int64_t began, int64_t at)
 	return false;
 }
 
-int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
+int sleep_on(exanet *e, unsigned char *port, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
 {
 	UNCANCELLED;
 	const int64_t began = now(), end = timeout < 0 ? INT64_MAX : began + (int64_t)timeout * MS;
@@ -419,18 +424,23 @@ int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, cons
 			break;
 	if (status != EXANET_ONGOING)
 		return status;
-	__atomic_fetch_add((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
+	__atomic_fetch_add((uint32_t *)(port + (WAITERS - PACKETIZER)), 1, __ATOMIC_SEQ_CST);
 	for (;;) {
-		uint32_t was = load32(e->pages + EVENT);
+		uint32_t was = load32(port + (EVENT - PACKETIZER));
 		int64_t at, pause;
 		if ((status = done(e, arg)) != EXANET_ONGOING || (at = now()) >= end)
 			break;
 		pause = (at - began) / 16;
 		pause = pause < MS ? MS : pause > most ? most : pause;
-		wait_event(e, was, end - at < pause ? end - at : pause);
+		wait_event(port, was, end - at < pause ? end - at : pause);
 	}
-	__atomic_fetch_sub((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
+	__atomic_fetch_sub((uint32_t *)(port + (WAITERS - PACKETIZER)), 1, __ATOMIC_SEQ_CST);
 	return status;
+}
+
+int sleep_until(exanet *e, int timeout, int64_t most, int (*done)(exanet *, const void *), const void *arg)
+{
+	return sleep_on(e, e->pages + PACKETIZER, timeout, most, done, arg);
 }
 
 uint32_t exanet_events(const exanet *e) { return inherited(e) ? 0 : load32(e->pages + EVENT); }
@@ -441,7 +451,7 @@ int exanet_events_wait(exanet *e, uint32_t seen, int64_t ns)
 	if (inherited(e))
 		return refuse_child(e);
 	__atomic_fetch_add((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
-	const bool came = wait_event(e, seen, ns);
+	const bool came = wait_event(e->pages + PACKETIZER, seen, ns);
 	__atomic_fetch_sub((uint32_t *)(e->pages + WAITERS), 1, __ATOMIC_SEQ_CST);
 	return load32(e->pages + STATE) || (!came && gone(e)) ? fail(ENOTCONN, "the attachment has ended: attach again") : 0;
 }

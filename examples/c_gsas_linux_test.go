@@ -222,7 +222,7 @@ func gsasWords(t *testing.T, bin string) {
 	}
 }
 
-// A thread accepts answers of the unit that was asked, to what was asked.
+// A thread accepts only answers to its own requests, and only of the unit that has got them.
 func gsasMailbox(t *testing.T, bin string) {
 	const node, number = 5, 0x8041
 	source := func(node, pdid, count uint64) uint64 { return node | pdid<<32 | count<<56 }
@@ -584,5 +584,40 @@ func TestSanitizedGSAS(t *testing.T) {
 				t.Run(name, func(t *testing.T) { test(t, bin) })
 			}
 		})
+	}
+}
+
+// examples/c/counter.c: two nodes add to one word.
+func TestCounterOfC(t *testing.T) {
+	dir, client := public(t), start(t)
+	library(t, dir)
+	bin := compile(t, dir, "counter")
+	t.Setenv("RUNTIME_DIRECTORY", filepath.Dir(client.Socket()))
+	begin := exec.Command(bin, "begin")
+	out, err := begin.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := begin.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = errors.Join(begin.Process.Kill(), begin.Wait()) }() // it ends by a signal
+	said := bufio.NewScanner(out)
+	said.Scan()
+	token := said.Text()
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"add", token, "10"}, "10\n"},
+		{[]string{"add", token, "5"}, "15\n"},
+		{[]string{"add", strings.Repeat("0f", 16), "1"}, "counter: pfd refused: "},
+		{[]string{"add", "word", "1"}, "counter: \"word\" is not the token of a tree: give its 32 hexadecimal digits\n"},
+		{nil, "usage: "},
+	} {
+		out, err := exec.CommandContext(t.Context(), bin, c.args...).CombinedOutput()
+		if !strings.HasPrefix(string(out), c.says) || (err == nil) != (c.says[0] == '1') {
+			t.Errorf("%v: %v, %s", c.args, err, out)
+		}
 	}
 }

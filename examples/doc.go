@@ -7,5 +7,7 @@
 //     streams.
 //   - scatter spreads a matrix over several processes, with gather lists and a
 //     completion queue.
-//   - c/exanet.c, c/put.c and c/chat.c use libexanet.
+//   - counter adds to a word that processes on two nodes share; phases has a lock and
+//     a barrier.
+//   - c/exanet.c, c/put.c, c/chat.c, c/echo.c and c/counter.c use libexanet.
 package examples

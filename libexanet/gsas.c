@@ -245,7 +245,7 @@ static void accept_answer(exanet_gsas *g, uint32_t node, uint64_t first, const u
 		return;	/* of an operation that nobody awaits */
 	c->status = first >> 56;
 	if (c->status == GSAS_WAITING) {
-		c->heard = true;
+		c->waiting = true;
 		return;
 	}
 	for (int i = 0; i < VALUES; i++)
@@ -313,7 +313,7 @@ static void ask_new(exanet_gsas *g, struct call *c)
 {
 	pthread_mutex_lock(&g->lock);
 	c->number = ++g->numbers[c - g->calls][c->node];
-	c->heard = false;
+	c->waiting = false;
 	c->open = true;
 	store32(&c->done, 0);
 	pthread_mutex_unlock(&g->lock);
@@ -407,9 +407,9 @@ static int await(exanet_gsas *g, struct call *c)
 		if (status != EXANET_ONGOING)
 			return status;
 		pthread_mutex_lock(&g->lock);
-		if (c->heard)
+		if (c->waiting)
 			c->began = now();
-		c->heard = false;
+		c->waiting = false;
 		pthread_mutex_unlock(&g->lock);
 		if (now() - c->began >= SILENCE)
 			return failed(c->op, c->words[1], EHOSTUNREACH, "the node has not answered for 900 ms, although the operation may have been done");

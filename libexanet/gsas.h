@@ -18,7 +18,7 @@ struct call {
 	uint64_t words[REQUEST_WORDS];
 	uint32_t node, use, done;
 	uint16_t number;
-	bool open, heard, sent;	/* heard: the unit has said that the operation waits for its page */
+	bool open, waiting, sent;	/* waiting: the unit has said that the operation waits for its page */
 	int64_t began, asked;
 	int status;
 	uint64_t values[VALUES];

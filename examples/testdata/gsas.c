@@ -76,7 +76,7 @@ static int mailbox(uint32_t node, uint16_t number)
 		accept_answers(&g);
 		for (int i = 0; i < THREAD_CHANNELS; i++) {
 			const struct call *c = &g.calls[i];
-			printf(c->heard ? "waits " : c->done ? "%d,%" PRIx64 ",%" PRIx64 ",%" PRIx64 ",%" PRIx64 " " : "- ", c->status, c->values[0], c->values[1], c->values[2], c->values[3]);
+			printf(c->waiting ? "waits " : c->done ? "%d,%" PRIx64 ",%" PRIx64 ",%" PRIx64 ",%" PRIx64 " " : "- ", c->status, c->values[0], c->values[1], c->values[2], c->values[3]);
 		}
 		printf("\n");
 	}

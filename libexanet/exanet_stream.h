@@ -36,7 +36,7 @@ int exanet_listener_close(exanet_listener *);
 /* Connects to an address. With timeout 0 it returns at once: until the connection is open, calls that send and
  * receive wait, or return -EAGAIN; after it has failed they return why. -EINVAL: the text is no address.
  * -ECONNREFUSED: nobody listens there, or no process that admits this one has the interface. -ETIMEDOUT: there was
- * no answer for 5 seconds, or before the timeout. A process may connect to itself. */
+ * no answer for 5 seconds, in which pfd was not stopped, or before the timeout. A process may connect to itself. */
 int exanet_connect(exanet *, const char *address, exanet_stream **, int timeout);
 
 /* Sends bytes: all of them, or as many as fit before the timeout, and returns their number. The bytes are copied.

@@ -163,7 +163,7 @@ void end_close(struct end *, int64_t now);
 /* end_fail resets the connection. Bytes that were taken before can still be read. */
 void end_fail(struct end *, int error, const char *why);
 void end_gone(struct end *, const char *why);
-void end_ask_refused(struct end *, int64_t now);
+void end_ask_refused(struct end *);
 void end_refused(struct end *, const char *why);
 void end_short_refused(struct end *, int64_t now, uint64_t n);
 bool end_message(struct end *, const struct short_span *);

@@ -194,11 +194,13 @@ static bool post(struct end *e, int64_t now, uint8_t op)
 	return sent;
 }
 
+/* A dial counts what it sends, and not the time: while pfd or this process is stopped, its silence says nothing of
+ * the peer. */
 static void ask(struct end *e, int64_t now)
 {
 	if (e->error || now < e->ask_due)
 		return;
-	if (now - e->asked >= ASK_FOR)
+	if (e->asks >= ASK_FOR / ASK_AGAIN)
 		end_fail(e, ETIMEDOUT, "no answer within 5 s");
 	else if (post(e, now, OP_CONNECT))
 		e->asks++;
@@ -206,10 +208,10 @@ static void ask(struct end *e, int64_t now)
 
 /* end_ask_refused takes the refusal of a connect. A full mailbox is refused, too, so it counts when every message
  * is refused for some time. */
-void end_ask_refused(struct end *e, int64_t now)
+void end_ask_refused(struct end *e)
 {
 	e->refusals++;
-	if (end_dials(e) && !e->error && e->refusals == e->asks && now - e->asked >= REFUSED_FOR)
+	if (end_dials(e) && !e->error && e->refusals == e->asks && e->asks > REFUSED_FOR / ASK_AGAIN)
 		end_refused(e, "no process that admits this one has the interface");
 }
 

@@ -36,7 +36,7 @@ static void take_refusal(struct streams *s, int which, int64_t now, uint32_t num
 	if (!which)
 		end_short_refused(e, now, t->n);
 	else if (end_dials(e))
-		end_ask_refused(e, now);
+		end_ask_refused(e);
 	host_poll(&s->host, now, e);
 }
 

@@ -99,11 +99,15 @@ func (e *end) dial(now int64) {
 	e.poll(now)
 }
 
+// asksIn returns how often a message that is not answered is sent in a time. A dial counts what it
+// sends, and not the time: while pfd or this process is stopped, its silence says nothing of the peer.
+func asksIn(d int64) int { return int(d / askAgain) }
+
 // ask asks the peer for the connection.
 func (e *end) ask(now int64) {
 	switch {
 	case e.err != nil || now < e.askDue:
-	case now-e.asked >= askFor:
+	case e.asks >= asksIn(askFor):
 		e.fail(now, fmt.Errorf("%w: no answer within %d s", syscall.ETIMEDOUT, askFor/1e9))
 	case e.out.post(e, &message{op: opConnect, from: e.id, to: e.port, ring: e.self.ring, size: e.self.size, words: e.self.words}):
 		e.asks++
@@ -116,7 +120,7 @@ func (e *end) ask(now int64) {
 // askRefused takes the refusal of a connect. A full mailbox is refused, too, so it counts when
 // every message is refused for some time.
 func (e *end) askRefused(now int64) {
-	if e.refusals++; e.dialing() && e.err == nil && e.refusals == e.asks && now-e.asked >= refusedFor {
+	if e.refusals++; e.dialing() && e.err == nil && e.refusals == e.asks && e.asks > asksIn(refusedFor) {
 		e.refused(now, "no process that admits this one has the interface")
 	}
 }

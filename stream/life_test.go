@@ -182,6 +182,31 @@ func TestDialTimes(t *testing.T) {
 	}
 }
 
+// A dial goes on after pfd, or both processes, were stopped for longer than it waits for an answer.
+func TestDialStopped(t *testing.T) {
+	for name, stop := range map[string]func(*world, bool){
+		"pfd":           func(w *world, stopped bool) { w.mute = stopped },
+		"the processes": func(w *world, stopped bool) { w.hosts[0].stopped, w.hosts[1].stopped = stopped, stopped },
+	} {
+		w, _, b := idlePair(t)
+		stop(w, true)
+		a, err := w.hosts[0].h.dial(w.now, 1, 17, 80)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.hosts[0].step()
+		w.pass(6 * time.Second)
+		stop(w, false)
+		for _, s := range w.hosts {
+			s.step()
+		}
+		w.until(func() bool { return !a.dialing() || a.err != nil })
+		if a.err != nil || b.err != nil {
+			t.Errorf("%s: %v, %v", name, a.err, b.err)
+		}
+	}
+}
+
 // The rules by which bytes and slots are used again.
 func TestSenderRoom(t *testing.T) {
 	full := func() *sender {

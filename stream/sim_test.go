@@ -29,7 +29,8 @@ type world struct {
 	places     map[device.VA]*place
 	live       int             // connections with something to do
 	abandoned  map[uint64]bool // connections whose dialer gave up, by their acceptor's key
-	frozen     bool            // pfd is stopped
+	frozen     bool            // pfd is stopped: writes do not end
+	mute       bool            // pfd is stopped: no message is taken
 	held       []func()        // what it does when it goes on
 	bad        string
 }
@@ -157,7 +158,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 
 func (s *simHost) message(e *end, words []uint64) bool {
 	w := s.w
-	if w.rng.IntN(20) == 0 {
+	if w.rng.IntN(20) == 0 || w.mute {
 		return false // no channel
 	}
 	words = append([]uint64(nil), words...)

@@ -1,8 +1,11 @@
 package mpi
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -72,6 +75,59 @@ func TestServerKilled(t *testing.T) {
 	if err := job.Wait(); exitCode(t, err) == 0 || strings.Contains(said.String(), "on signal") {
 		t.Errorf("%v\n%s", err, said.String())
 	}
+}
+
+// serverStopped stops pfd for a time, once before the ranks of a job connect, and once amid their
+// messages. The job goes on.
+func serverStopped(t *testing.T, d time.Duration) {
+	dir, p := provider(t), start(t)
+	for _, event := range []string{"bytes: ready\n", "bytes: amid\n"} {
+		t.Run(event[len("bytes: "):len(event)-1], func(t *testing.T) {
+			job := mpirun(t, p, dir, 2, bytesProgram(t, dir), "20000", "tell")
+			var said bytes.Buffer
+			job.Stderr = &said
+			in, err := job.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := job.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := job.Start(); err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewReader(out)
+			line, err := lines.ReadString('\n')
+			if line != event && err == nil {
+				_, _ = io.WriteString(in, "\n")
+				line, err = lines.ReadString('\n')
+			}
+			if line != event {
+				t.Fatalf("%q, %v: %s", line, err, said.String())
+			}
+			if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.WriteString(in, "\n")
+			time.Sleep(d) // the fault itself
+			if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			rest, err := io.ReadAll(lines)
+			if err := errors.Join(err, job.Wait()); err != nil || !strings.HasSuffix(string(rest), "bytes: all right\n") {
+				t.Errorf("%v\n%s%s", err, rest, said.String())
+			}
+			p.left(t)
+		})
+	}
+}
+
+// A connection and its handshake have no time limit that passes while pfd is stopped: 5 s is the
+// longest of libexanet's.
+func TestServerStopped(t *testing.T) {
+	need(t, "mpirun", "mpicc")
+	serverStopped(t, 6*time.Second)
 }
 
 // thermo returns the lines of LAMMPS that the simulation determines.

@@ -231,6 +231,11 @@ func swappedOut(t *testing.T) string {
 	return string(regexp.MustCompile(`(?m)^pswpout .*$`).Find(b))
 }
 
+func TestLongServerStopped(t *testing.T) {
+	needLong(t)
+	serverStopped(t, 30*time.Second)
+}
+
 // A buffer that is unmapped while it is received into, or may not be written, fails MPI_Recv, and
 // ends no rank by a signal. Other jobs go on.
 func TestLongRefused(t *testing.T) {

@@ -4,8 +4,6 @@
 
 #include "fi.h"
 
-#define HALF_OPEN INT64_C(5000000000)	/* ns: a connection without a request is closed; defined by this provider */
-
 #define endpoint_of(ep) element(ep, struct endpoint, fid)
 #define listener_of(pep) element(pep, struct listener, fid)
 
@@ -127,9 +125,16 @@ static bool ask(struct attachment *a, struct request *r, size_t size)
 	info->dest_addr = from;
 	info->src_addrlen = info->dest_addrlen = sizeof *to;
 	info->handle = &r->fid;
-	r->deadline = 0;
+	r->asked = true;
 	eq_event(l->eq, FI_CONNREQ, &l->fid.fid, info, 0, r->in + HEADER, size);
 	return true;
+}
+
+static void refuse(struct attachment *a, struct request *r, const char *why)
+{
+	FI_WARN(&exanet_provider, FI_LOG_EP_CTRL, "a connection from %#x interface %u is closed: %s\n", ntohl(r->address.sin_addr.s_addr),
+		ntohs(r->address.sin_port) >> 8, why);
+	request_drop(a, r);
 }
 
 /* read_request reads the first frame of a request. */
@@ -138,20 +143,31 @@ static bool read_request(struct attachment *a, struct request *r)
 	const int n = frame_read(a, r->stream, r->in, &r->got, FRAME_CONNECT, FRAME_CONNECT);
 	if (n >= 0)
 		return ask(a, r, (size_t)n);
-	if (n == -FI_EAGAIN && clock_now() < r->deadline)
+	if (n == -FI_EAGAIN)
 		return false;
-	FI_WARN(&exanet_provider, FI_LOG_EP_CTRL, "a connection from %#x interface %u is closed: %s\n", ntohl(r->address.sin_addr.s_addr),
-		ntohs(r->address.sin_port) >> 8, n == -FI_EAGAIN ? "no request has come in 5 s" : n == -FI_EIO ? "it does not speak this provider's protocol" : fi_strerror(-n));
-	request_drop(a, r);
+	refuse(a, r, n == -FI_EIO ? "it does not speak this provider's protocol" : fi_strerror(-n));
 	return true;
 }
 
+/* silent returns the oldest connection without a request, NULL: there is none. */
+static struct request *silent(struct attachment *a)
+{
+	for (struct link *l = a->requests.next; l != &a->requests; l = l->next)
+		if (!element(l, struct request, link)->asked)
+			return element(l, struct request, link);
+	return NULL;
+}
+
+/* accept_one accepts a connection. If there are too many, it takes the place of one without a request. There is no
+ * time limit for a request: it takes as long as pfd or the peer is stopped. */
 static bool accept_one(struct attachment *a, struct listener *l)
 {
 	exanet_stream *s;
-	struct request *r;
-	if (a->nrequests >= BACKLOG || exanet_accept(l->listener, &s, 0))
+	struct request *r, *oldest = NULL;
+	if ((a->nrequests >= BACKLOG && !(oldest = silent(a))) || exanet_accept(l->listener, &s, 0))
 		return false;
+	if (oldest)
+		refuse(a, oldest, "it has sent no request, and there are too many");
 	if (!(r = calloc(1, sizeof *r))) {
 		exanet_stream_close(s);
 		return false;
@@ -161,7 +177,6 @@ static bool accept_one(struct attachment *a, struct listener *l)
 	r->stream = s;
 	r->peer = peer_of(s);
 	r->address = address_of(&r->peer, 0);
-	r->deadline = clock_now() + HALF_OPEN;
 	list_append(&a->requests, &r->link);
 	a->nrequests++;
 	return true;
@@ -177,7 +192,7 @@ bool progress_control(struct attachment *a)
 	for (l = a->requests.next; l != &a->requests; l = next) {
 		next = l->next;
 		struct request *r = element(l, struct request, link);
-		did |= r->deadline && read_request(a, r);
+		did |= !r->asked && read_request(a, r);
 	}
 	for (l = a->opening.next; l != &a->opening; l = next) {
 		next = l->next;

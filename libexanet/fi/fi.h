@@ -254,7 +254,7 @@ struct request {
 	exanet_stream *stream;
 	struct exanet_remote peer;
 	struct sockaddr_in address;
-	int64_t deadline;		/* of its first frame, ns; 0: it has come */
+	bool asked;			/* its first frame has come */
 	unsigned char in[HEADER + CM_DATA];
 	size_t got;
 };

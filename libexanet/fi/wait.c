@@ -10,9 +10,8 @@
 #include "fi.h"
 
 /* ns: how long a thread spins, calls that are farther apart are no spinning, the sleep of one that spins, a
- * millisecond. ms: the longest sleep while a request may time out. LOOK: calls of which one looks for what another
- * pfd may have written. Defined by this provider. */
-enum { SPIN = 2000, APART = 10000, REST = 200000, MS = 1000000, CONTROL = 100, LOOK = 1000 };
+ * millisecond. LOOK: calls of which one looks for what another pfd may have written. Defined by this provider. */
+enum { SPIN = 2000, APART = 10000, REST = 200000, MS = 1000000, LOOK = 1000 };
 
 int64_t clock_now(void)
 {
@@ -196,7 +195,6 @@ ssize_t wait_for(struct attachment *a, struct waiter *w, int timeout, ssize_t (*
 		ssize_t result = done(arg);
 		if (result == -FI_EAGAIN && a->gone)
 			result = -FI_ENODEV;
-		const bool timed = !list_empty(&a->requests);
 		pthread_mutex_unlock(&a->lock);
 		if (result != -FI_EAGAIN || at >= end)
 			return result;
@@ -204,9 +202,7 @@ ssize_t wait_for(struct attachment *a, struct waiter *w, int timeout, ssize_t (*
 			sched_yield();
 			continue;
 		}
-		int64_t ms = end == INT64_MAX ? -1 : (end - at + MS - 1) / MS;
-		if (timed && (ms < 0 || ms > CONTROL))
-			ms = CONTROL;
+		const int64_t ms = end == INT64_MAX ? -1 : (end - at + MS - 1) / MS;
 		if (poll(&(struct pollfd){ .fd = w->epoll, .events = POLLIN }, 1, (int)ms) < 0 && errno != EINTR)
 			return -errno;
 	}

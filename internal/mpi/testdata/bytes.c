@@ -1,6 +1,7 @@
-/* bytes MESSAGES [kill | threads]: MPI ranks exchange messages of random sizes and tags, expected and not, and check every
+/* bytes MESSAGES [kill | tell | threads]: MPI ranks exchange messages of random sizes and tags, expected and not, and check every
  * byte; then windows, and memory that was never touched or was discarded. Rank 0 prints "bytes: all right". With
- * kill rank 1 kills itself in the midst of the messages; with threads four threads of each rank exchange some, too. */
+ * kill rank 1 kills itself in the midst of the messages; with tell rank 0 prints
+ * "bytes: amid" there, and before its first message "bytes: ready" and waits for a line; with threads four threads of each rank exchange some, too. */
 #define _GNU_SOURCE
 #include <mpi.h>
 #include <pthread.h>
@@ -192,18 +193,34 @@ static void probed(void)
 	}
 }
 
+static void say(const char *line)
+{
+	if (rank)
+		return;
+	puts(line);
+	fflush(stdout);
+}
+
 int main(int argc, char **argv)
 {
 	const int messages = argc > 1 ? atoi(argv[1]) : 1000;
-	const int kills = argc > 2 && !strcmp(argv[2], "kill"), threaded = argc > 2 && !strcmp(argv[2], "threads");
+	const char *mode = argc > 2 ? argv[2] : "";
+	const int kills = !strcmp(mode, "kill"), tells = !strcmp(mode, "tell"), threaded = !strcmp(mode, "threads");
 	int level;
 	MPI_Init_thread(&argc, &argv, threaded ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &level);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 	const int batches = messages / (ranks * ranks * BATCH) + 1;
+	if (tells) {
+		say("bytes: ready");
+		if (!rank)
+			getchar();
+	}
 	for (int k = 0; k < batches; k++) {
 		if (kills && rank == 1 && k == batches / 2)
 			raise(SIGKILL);
+		if (tells && k == batches / 2)
+			say("bytes: amid");
 		exchange(k);
 	}
 	windows();

@@ -23,7 +23,7 @@
 #include "exanet.h"
 #include "exanet_stream.h"
 
-enum { PATIENCE = 120000, BIG = 9 << 20 };	/* ms; bytes, more than any ring */
+enum { PATIENCE = 120000, BIG = 9 << 20, BACKLOG = 1024 };	/* ms; bytes, more than any ring; connections that a process keeps */
 
 static void check(bool right, int line, const char *what, long got)
 {
@@ -665,16 +665,21 @@ static void test_shutdown(void)
 	side_close(&b);
 }
 
-/* Connections of a program that is no libfabric's: one sends garbage, one nothing. Each is closed. */
+static void text_of_listener(char *text, size_t size)
+{
+	const struct sockaddr_in to = listening();
+	snprintf(text, size, "exanet:%u/%u/%u", ntohl(to.sin_addr.s_addr) & 0xfffffff, ntohs(to.sin_port) >> 8, ntohs(to.sin_port) & 255);
+}
+
+/* Connections of a program that is no libfabric's: one that sends garbage is closed, one that sends nothing stays. */
 static void test_strangers(const char *socket, exanet **x, exanet_stream **silent)
 {
 	const struct exanet_options o = { .socket = socket, .group = getenv("FI_EXANET_GROUP"), .flags = EXANET_ACCEPT_GROUP };
-	const struct sockaddr_in to = listening();
 	char text[64], byte;
 	exanet_stream *s;
 	uint32_t number;
 	EQUAL(exanet_attach(x, &o), 0);
-	snprintf(text, sizeof text, "exanet:%u/%u/%u", ntohl(to.sin_addr.s_addr) & 0xfffffff, ntohs(to.sin_port) >> 8, ntohs(to.sin_port) & 255);
+	text_of_listener(text, sizeof text);
 	EQUAL(exanet_connect(*x, text, silent, PATIENCE), 0);
 	for (int k = 0; k < 3; k++) {
 		static const unsigned char garbage[3][16] = { { 'G', 'E', 'T' }, { 4, 0, 1, 0, 57 }, { 4, 0, 2, 0, 1 } };
@@ -688,13 +693,19 @@ static void test_strangers(const char *socket, exanet **x, exanet_stream **silen
 	}
 }
 
+/* Of more connections without a request than a process keeps, the oldest is closed. */
 static void test_silent(exanet *x, exanet_stream *silent)
 {
-	char byte;
+	char text[64], byte;
+	exanet_stream *s;
 	uint32_t number;
-	while (exanet_stream_recv(silent, &byte, 1, 10) == -EAGAIN)
+	text_of_listener(text, sizeof text);
+	EQUAL(exanet_stream_recv(silent, &byte, 1, 0), -EAGAIN);
+	for (int k = 0; k < BACKLOG; k++)
+		EQUAL(exanet_connect(x, text, &s, 0), 0);
+	while (exanet_stream_recv(silent, &byte, 1, 1) == -EAGAIN)
 		EQUAL(fi_eq_read(eq, &number, &e, sizeof e, 0), -FI_EAGAIN);
-	exanet_stream_close(silent);
+	EQUAL(exanet_stream_recv(s, &byte, 1, 0), -EAGAIN);
 	EQUAL(exanet_close(x), 0);
 }
 

@@ -208,7 +208,7 @@ func (t *Thread) await(ctx context.Context, c int) error {
 		case p.done.Load():
 			return nil
 		case err != nil:
-			return err
+			return fmt.Errorf("%w: %w", ErrGone, err)
 		case t.closed():
 			return ErrClosed
 		case ctx.Err() != nil:

@@ -22,6 +22,7 @@
 #   munge, slurmctld, slurmd, slurm-client, iproute2
 #                   a Slurm of a test's own (internal/mpi); with CI set, or as setup.sh mpi,
 #                   for on a machine of somebody's munge starts a server
+#   redis-tools     clients for exanetctl dht serve (cmd/exanetctl)
 #   chromium-headless-shell  a browser for exanetctl ui: 64 MB to fetch and 220 MB on
 #                   disk, half of what the one with a screen takes; any Chromium does
 # As `setup.sh mpi` it installs hpcc and netpipe-openmpi besides (make mpi), and fetches nothing.
@@ -109,6 +110,7 @@ if [ -n "${1:-}" ]; then
 	command -v mpirun >/dev/null 2>&1 || need="$need openmpi-bin"
 	command -v mpicc >/dev/null 2>&1 || need="$need libopenmpi-dev"
 	command -v lmp >/dev/null 2>&1 || need="$need lammps"
+	command -v redis-benchmark >/dev/null 2>&1 || need="$need redis-tools"
 fi
 if [ "${1:-}" = mpi ]; then
 	command -v hpcc >/dev/null 2>&1 || need="$need hpcc"

@@ -18,8 +18,9 @@ var levels = map[string]int{
 	"internal/workload": 7, "qemu": 6,
 	"internal/suite": 6, // the fault suite: the driver on any bus
 
-	"stream": 6, // connections on rdma
-	"gsas":   6, // the global address space, on rdma
+	"stream": 6,                // connections on rdma
+	"gsas":   6,                // the global address space, on rdma
+	"dht":    6, "dht/resp": 7, // a hash table on gsas, for Redis clients, too
 
 	"trace/probe":   5,
 	"daemon/domain": 5, "daemon/tree": 5, "fault": 5, "emu": 5, "vfio/mediate": 5, "internal/sim": 5, "rdma": 5,
@@ -46,7 +47,8 @@ var levels = map[string]int{
 
 // sideways are the permitted imports between packages of one level.
 var sideways = map[string][]string{
-	"packetizer":   {"mailbox"},    // sends its messages
+	"packetizer":   {"mailbox"}, // sends its messages
+	"dht":          {"gsas"},
 	"space/view":   {"space/uffd"}, // registers its mappings with a userfaultfd
 	"space":        {"space/memport"},
 	"internal/sim": {"daemon/domain", "fault"}, // also runs the driver

@@ -83,7 +83,7 @@ func TestSetup(t *testing.T) {
 			for _, name := range []string{"mktemp", "rm", "cat", "env", "sed", "dirname"} {
 				c.programs[name] = ""
 			}
-			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian", "ucx_perftest", "fi_pingpong", "stress-ng", "valgrind", "mpirun", "mpicc", "lmp"} {
+			for _, name := range []string{"tmux", "chromium", "tshark", "promtool", "lintian", "ucx_perftest", "fi_pingpong", "stress-ng", "valgrind", "mpirun", "mpicc", "lmp", "redis-benchmark"} {
 				if c.programs[name] == "none" {
 					delete(c.programs, name)
 				} else {

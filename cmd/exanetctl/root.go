@@ -268,7 +268,7 @@ func (a *app) addCommands(root *cobra.Command) {
 			a.fifoCommand(), a.smmuCommand(), a.gsasCommand(), a.counterCommand(), a.traceCommand(), a.captureCommand(),
 		}},
 		{"transfer", "Make transfers and measure them:", []*cobra.Command{
-			a.transferCommand(false), a.transferCommand(true), a.perfCommand(), a.demoCommand(), a.benchCommand(), a.studyCommand(), a.simCommand(),
+			a.transferCommand(false), a.transferCommand(true), a.perfCommand(), a.dhtCommand(), a.demoCommand(), a.benchCommand(), a.studyCommand(), a.simCommand(),
 		}},
 		{"machine", "Set up a machine, real or virtual:", []*cobra.Command{
 			a.doctorCommand(), a.bindCommand(), a.unbindCommand(), a.emuCommand(), a.qemuCommand(),

@@ -29,6 +29,7 @@ type simulate struct {
 	timeline int
 	perfetto string
 	log      string
+	queues   string
 }
 
 func (a *app) simCommand() *cobra.Command {
@@ -51,7 +52,8 @@ func (a *app) simRunCommand() *cobra.Command {
 		Long: `run runs a scenario: a TOML file, or one that comes with the program (exanetctl sim
 list). Exit code 0: every transfer ended, and every byte was in its place. Exit code 1: a
 violation; its text names the seed. Exit code 2: the file describes no scenario. The same
-scenario and seed have the same result, to the byte.`,
+scenario and seed have the same result, to the byte. -o csv prints one line for each
+transfer, with --seeds or --vary one for each run.`,
 		Example: `  exanetctl sim run incast-16
   exanetctl sim run one-hop --timeline 0
   exanetctl sim run my.toml --seeds 1-100 --set driver.policy=p1
@@ -68,6 +70,7 @@ scenario and seed have the same result, to the byte.`,
 	f.IntVar(&o.timeline, "timeline", -1, "show the events of this transfer, counted from 0")
 	f.StringVar(&o.perfetto, "perfetto", "", "write all events to this file, for the Perfetto viewer (ui.perfetto.dev)")
 	f.StringVar(&o.log, "log", "", "write all events to this file, one a line")
+	f.StringVar(&o.queues, "queues", "", "write the levels of the links' queues to this file as CSV: a line for each change")
 	return c
 }
 
@@ -202,8 +205,8 @@ func (a *app) simRun(ctx context.Context, name string, o *simulate) error {
 		return usagef("--timeline %d: transfers are counted from 0", o.timeline)
 	}
 	if o.seeds != "" || len(o.vary) > 0 {
-		if o.seeds != "" && o.seed != "" || o.timeline >= 0 || o.perfetto != "" || o.log != "" {
-			return usagef("--seeds and --vary run several times: --timeline, --perfetto and --log are of one run, and --seed is not with --seeds")
+		if o.seeds != "" && o.seed != "" || o.timeline >= 0 || o.perfetto != "" || o.log != "" || o.queues != "" {
+			return usagef("--seeds and --vary run several times: --timeline, --perfetto, --log and --queues are of one run, and --seed is not with --seeds")
 		}
 		return a.simMany(ctx, name, o)
 	}
@@ -224,7 +227,7 @@ func (a *app) simRun(ctx context.Context, name string, o *simulate) error {
 		})
 		ends = append(ends, func() error { return outputError(line(to)) })
 	}
-	write := func(file string, watch func(w io.Writer) (func(*scenario.Event), func() error)) error {
+	write := func(file string, start func(w io.Writer) func() error) error {
 		if file == "" {
 			return nil
 		}
@@ -232,24 +235,33 @@ func (a *app) simRun(ctx context.Context, name string, o *simulate) error {
 		if err != nil {
 			return err
 		}
-		add, end := watch(to)
-		watches = append(watches, add)
+		end := start(to)
 		ends = append(ends, func() error { return errors.Join(end(), to.Close()) })
 		return nil
 	}
-	if err := write(o.perfetto, func(w io.Writer) (func(*scenario.Event), func() error) {
+	if err := write(o.perfetto, func(w io.Writer) func() error {
 		p := scenario.NewPerfetto(w)
-		return p.Add, p.Close
+		watches = append(watches, p.Add)
+		return p.Close
 	}); err != nil {
 		return err
 	}
-	if err := write(o.log, func(w io.Writer) (func(*scenario.Event), func() error) {
+	if err := write(o.log, func(w io.Writer) func() error {
 		b := bufio.NewWriter(w)
-		return func(e *scenario.Event) { fmt.Fprintln(b, e) }, b.Flush
+		watches = append(watches, func(e *scenario.Event) { fmt.Fprintln(b, e) })
+		return b.Flush
 	}); err != nil {
 		return err
 	}
 	var options scenario.Options
+	if err := write(o.queues, func(w io.Writer) func() error {
+		b := bufio.NewWriter(w)
+		fmt.Fprintln(b, "ns,from,to,queued,waiting")
+		options.Queues = func(l *scenario.Level) { fmt.Fprintf(b, "%d,%d,%d,%d,%d\n", l.At, l.From, l.To, l.Queued, l.Waiting) }
+		return b.Flush
+	}); err != nil {
+		return err
+	}
 	if len(watches) > 0 {
 		options.Watch = func(e *scenario.Event) {
 			for _, w := range watches {
@@ -301,6 +313,20 @@ func jsonOf(r *scenario.Report, err error) simulated {
 func (a *app) printSim(r *scenario.Report, failed error) error {
 	if a.wantJSON() {
 		return a.printJSON(jsonOf(r, failed))
+	}
+	if a.format == formatCSV {
+		t := a.table("TRANSFER", "WORKLOAD", "READ", "FROM", "TO", "BYTES", "START us", "TOOK us", "STATUS")
+		for i, d := range r.Done {
+			start, took, status := "-", "-", "-"
+			if d.BeginNS > 0 {
+				start = microseconds(d.BeginNS)
+			}
+			if d.EndNS >= 0 {
+				took, status = microseconds(d.EndNS-d.BeginNS), strconv.Itoa(int(d.Status))
+			}
+			t.add(i, d.Kind, d.Read, d.From, d.To, d.Size, start, took, status)
+		}
+		return t.flush()
 	}
 	t := a.table("SIMULATION", fmt.Sprintf("%s, %s", r.Network, plural(r.Nodes, "node")))
 	ended := fmt.Sprintf("%d of %d completed", r.Completed, r.Transfers)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/outfile"
+	"github.com/exanet/pfd/internal/percentile"
 	"github.com/exanet/pfd/internal/sim/scenario"
 	"github.com/exanet/pfd/internal/workload/bench"
 )
@@ -67,6 +68,9 @@ func (a *app) simMany(ctx context.Context, name string, o *simulate) error {
 		err = a.printJSON(jsonOfMany(runs, keys))
 	} else {
 		err = a.printMany(runs, keys)
+		if err == nil && o.seeds != "" && a.format != formatCSV {
+			err = a.printSeeds(runs, keys)
+		}
 	}
 	if err == nil && o.plot != "" {
 		err = simPlot(o.plot, runs, keys)
@@ -177,6 +181,54 @@ func (a *app) printMany(runs []simulation, keys []string) error {
 		}
 		t.add(append(row, r.Seed, r.Completed, r.Transfers-r.Completed, microseconds(r.EndNS), r.Frames, microseconds(g.P50NS), microseconds(g.P99NS),
 			fmt.Sprintf("%.2f", g.Rate()/1e9), violation)...)
+	}
+	return t.flush()
+}
+
+// printSeeds shows medians and ranges over the seeds of each combination of values.
+func (a *app) printSeeds(runs []simulation, keys []string) error {
+	if err := a.println(); err != nil {
+		return err
+	}
+	var head []string
+	for _, key := range keys {
+		head = append(head, strings.ToUpper(key))
+	}
+	t := a.table(append(head, "RUNS", "VIOLATIONS", "TIME us", "P50 us", "P99 us", "Gb/s")...)
+	for len(runs) > 0 {
+		n := slices.IndexFunc(runs, func(s simulation) bool { return !slices.Equal(s.values, runs[0].values) })
+		if n < 0 {
+			n = len(runs)
+		}
+		violations := 0
+		var values [4][]float64
+		for _, s := range runs[:n] {
+			if s.err != nil {
+				violations++
+			}
+			var g scenario.Group
+			if len(s.report.Groups) > 0 {
+				g = s.report.Groups[0]
+			}
+			for i, v := range [4]float64{float64(s.report.EndNS) / 1e3, float64(g.P50NS) / 1e3, float64(g.P99NS) / 1e3, g.Rate() / 1e9} {
+				values[i] = append(values[i], v)
+			}
+		}
+		var row []any
+		for _, v := range runs[0].values {
+			row = append(row, v)
+		}
+		row = append(row, n, violations)
+		for i, v := range values {
+			slices.Sort(v)
+			digits := 1
+			if i == 3 {
+				digits = 2
+			}
+			row = append(row, fmt.Sprintf("%.*f (%.*f to %.*f)", digits, percentile.Of(v, 50), digits, v[0], digits, v[len(v)-1]))
+		}
+		t.add(row...)
+		runs = runs[n:]
 	}
 	return t.flush()
 }

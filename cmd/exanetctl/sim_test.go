@@ -105,6 +105,7 @@ func TestSimErrors(t *testing.T) {
 func TestSimFiles(t *testing.T) {
 	dir := t.TempDir()
 	trace, log := filepath.Join(dir, "trace.json"), filepath.Join(dir, "log")
+	levels := filepath.Join(dir, "levels.csv")
 	code, out, errs := ctl("sim", "run", "one-hop", "--timeline", "0", "--perfetto", trace, "--log", log)
 	if code != 0 || !strings.Contains(out, "page fault reported") || !strings.Contains(out, "1 of 1 completed") {
 		t.Fatalf("exit code %d\n%s%s", code, out, errs)
@@ -115,5 +116,17 @@ func TestSimFiles(t *testing.T) {
 	}
 	if b, err := os.ReadFile(trace); err != nil || !json.Valid(b) {
 		t.Errorf("%v\n%s", err, b)
+	}
+	code, out, errs = ctl("sim", "run", "qfdb-all-to-all", "--queues", levels, "-o", "csv")
+	if code != 0 || strings.Count(out, ",all-to-all,") != 12 || !strings.Contains(out, "\n0,all-to-all,no,0,1,1048576,") {
+		t.Errorf("exit code %d\n%s%s", code, out, errs)
+	}
+	b, err := os.ReadFile(levels)
+	if lines := strings.Split(strings.TrimSpace(string(b)), "\n"); err != nil || len(lines) < 100 || lines[0] != "ns,from,to,queued,waiting" || !strings.HasSuffix(lines[len(lines)-1], ",0,0") {
+		t.Errorf("%v\n%s", err, b)
+	}
+	code, out, errs = ctl("sim", "run", "one-hop", "--seeds", "1-3", "--vary", "workload.0.absent=0.5,1", "--vary", "driver.policy=p1,pa")
+	if code != 0 || strings.Count(out, " to ") != 4*4 {
+		t.Errorf("exit code %d\n%s%s", code, out, errs)
 	}
 }

@@ -18,6 +18,7 @@ type network struct {
 	topology.Network
 	w       *World
 	outputs []output // one for each link
+	watch   func(link, queued, waiting int)
 }
 
 // flight is a frame on its way.
@@ -74,6 +75,21 @@ func (w *World) Links() (list []LinkUse) {
 	return list
 }
 
+// WatchQueues makes f receive the number of frames in a link's queue, and of the node itself that wait for
+// room there, after each change.
+func (w *World) WatchQueues(f func(link, queued, waiting int)) {
+	if w.net != nil {
+		w.net.watch = f
+	}
+}
+
+func (n *network) changed(link int) {
+	if n.watch != nil {
+		o := &n.outputs[link]
+		n.watch(link, len(o.queues[0])+len(o.queues[1]), len(o.own[0])+len(o.own[1]))
+	}
+}
+
 // send takes a frame of node from, which has another node as its destination.
 func (n *network) send(from, to int, f flight) {
 	link, vc := n.Next(from, to)
@@ -83,6 +99,7 @@ func (n *network) send(from, to int, f flight) {
 	if waiting := len(o.own[vc]); waiting > 0 {
 		o.Link.Waiting = max(o.Link.Waiting, waiting)
 		n.pause(from, o, vc, int32(to))
+		n.changed(link)
 	}
 	n.try(link)
 }
@@ -95,7 +112,7 @@ func (o *output) room(vc int) bool { return len(o.queues[vc])+o.coming[vc] < que
 func (n *network) admit(link, vc int) {
 	o := &n.outputs[link]
 	for len(o.own[vc]) > 0 && o.room(vc) {
-		o.put(vc, o.own[vc][0])
+		n.put(link, vc, o.own[vc][0])
 		o.own[vc] = o.own[vc][1:]
 	}
 	if len(o.own[vc]) > 0 || len(o.paused[vc]) == 0 {
@@ -144,9 +161,11 @@ func (n *network) powered(node int) {
 	}
 }
 
-func (o *output) put(vc int, f flight) {
+func (n *network) put(link, vc int, f flight) {
+	o := &n.outputs[link]
 	o.queues[vc] = append(o.queues[vc], f)
 	o.Link.Highest = max(o.Link.Highest, len(o.queues[vc]))
+	n.changed(link)
 }
 
 // try begins to send a frame, if the wire is free and one may go on. The virtual channels take turns.
@@ -185,6 +204,7 @@ func (n *network) try(link int) {
 		o.Link.Busy += d
 		o.busy, o.last, o.wire, o.onward, o.onwardVC = true, vc, f, int32(onward), int8(at)
 		o.queues[vc] = append(o.queues[vc][:0], o.queues[vc][1:]...)
+		n.changed(link)
 		e := n.w.events.push(n.w.now + d)
 		e.kind, e.number = passed, uint64(link)
 		n.admit(link, vc)
@@ -281,6 +301,6 @@ type hop struct {
 func (n *network) hopped(h hop, f *wire.Frame, order uint64) {
 	o := &n.outputs[h.link]
 	o.coming[h.vc]--
-	o.put(int(h.vc), flight{f, order, h.late})
+	n.put(int(h.link), int(h.vc), flight{f, order, h.late})
 	n.try(int(h.link))
 }

@@ -24,6 +24,7 @@ type Report struct {
 	Counters   []Tally `json:"counters"` // of the nodes together, except zeros
 	Links      []Link  `json:"links"`    // of a topology, the busiest first
 	Digest     string  `json:"digest"`   // of all that the machines did
+	Done       []Done  `json:"-"`        // by transfer
 }
 
 // Count is how many transfers ended with a status.
@@ -73,6 +74,22 @@ type Link struct {
 	PausedNS  int64  `json:"paused_ns"`  // the node itself issued no blocks to some nodes because of that
 }
 
+// Level is how many frames are in the queue of a link, and how many of the node itself wait for room there.
+type Level struct {
+	At              int64 // ns
+	From, To        int
+	Queued, Waiting int
+}
+
+// Done is the result of one transfer.
+type Done struct {
+	Kind           string // of its workload
+	Read           bool
+	From, To, Size int
+	BeginNS, EndNS int64 // BeginNS 0: it has not started; EndNS -1: it has not ended
+	Status         uint8
+}
+
 func (r *run) report() *Report {
 	w := r.world
 	p := &Report{
@@ -86,6 +103,7 @@ func (r *run) report() *Report {
 	for i := range r.jobs {
 		j := &r.jobs[i]
 		g := &groups[j.Group]
+		p.Done = append(p.Done, Done{r.file.Workload[j.Group].Kind, j.Read, j.From, j.To, j.Size, j.started, j.ended, j.status})
 		g.Transfers++
 		if g.Kind = r.file.Workload[j.Group].Kind; j.started > 0 && (g.BeginNS == 0 || j.started < g.BeginNS) {
 			g.BeginNS = j.started

@@ -39,6 +39,8 @@ const (
 type Options struct {
 	// Watch receives the events of transfers, nil: nobody does.
 	Watch func(*Event)
+	// Queues receives the levels of the queues of a topology's links as they change, nil: nobody does.
+	Queues func(*Level)
 }
 
 // run is a scenario that runs.
@@ -152,6 +154,12 @@ func runTransfers(ctx context.Context, f *File, transfers []Transfer, o Options)
 	}
 	if err := r.build(transfers); err != nil {
 		return nil, err
+	}
+	if o.Queues != nil {
+		r.world.WatchQueues(func(link, queued, waiting int) {
+			l := &r.net.Links[link]
+			o.Queues(&Level{r.world.Now(), l.From, l.To, queued, waiting})
+		})
 	}
 	err := r.play(ctx)
 	return r.report(), err

@@ -53,7 +53,7 @@ var lines = porcupine.Model{
 // Histories of operations of all widths by threads on two nodes on a few words are linearizable:
 // registers, counters, locks by compare and swap, and lines of 256 bits. PFD_HISTORIES is their number.
 func TestLinearizable(t *testing.T) {
-	histories := 50
+	histories := 20
 	if n, err := strconv.Atoi(os.Getenv("PFD_HISTORIES")); err == nil {
 		histories = n
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -74,6 +75,18 @@ func TestRecordingIsReplayed(t *testing.T) {
 		t.Errorf("kinds %v", got.Kinds)
 	}
 	t.Logf("%d records, %d bytes, %.1f a record", count, len(recorded), float64(len(recorded))/float64(count))
+
+	rung, _, err := sim.Transfers(bytes.NewReader(recorded))
+	var sizes []uint32
+	for _, x := range rung {
+		if x.From != 0 || x.To != 1 || x.Read {
+			t.Errorf("%+v", x)
+		}
+		sizes = append(sizes, x.Size)
+	}
+	if err != nil || !slices.Equal(sizes, []uint32{1, 4096, 16385, 1 << 20, 4096}) {
+		t.Errorf("transfers of %v bytes, %v", sizes, err)
+	}
 
 	// A truncated recording is replayed up to its end.
 	if cut, err := sim.Replay(bytes.NewReader(recorded[:len(recorded)-20])); !errors.Is(err, record.ErrTruncated) || cut.Records == 0 {

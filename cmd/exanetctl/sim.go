@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -155,15 +156,23 @@ func readScenario(name string) ([]byte, error) {
 	if name == "-" {
 		return io.ReadAll(io.LimitReader(os.Stdin, scenario.MaxFile+1))
 	}
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a pipe does not block
+	f, err := openRegular(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file: `-` is standard input", name)
-	}
 	return io.ReadAll(io.LimitReader(f, scenario.MaxFile+1))
+}
+
+func openRegular(name string) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a pipe does not block
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err == nil && !info.Mode().IsRegular() {
+		return nil, errors.Join(fmt.Errorf("%s is no regular file: `-` is standard input", name), f.Close())
+	}
+	return f, nil
 }
 
 // simFile returns a scenario by the name of its file or its own, with the flags' changes.
@@ -188,12 +197,30 @@ func simFile(name string, o *simulate, more ...string) (*scenario.File, error) {
 	if err != nil {
 		return nil, usagef("%w", err)
 	}
+	for _, rec := range f.Recordings() {
+		path := rec
+		if !filepath.IsAbs(path) { // beside the scenario's file
+			path = filepath.Join(filepath.Dir(name), path)
+		}
+		if err := loadRecording(f, rec, path); err != nil {
+			return nil, usagef("%w", err)
+		}
+	}
 	if o.seed != "" {
 		if f.Seed, err = strconv.ParseUint(o.seed, 10, 63); err != nil {
 			return nil, usagef("--seed %s: want a number from 0 to 2^63 - 1", o.seed)
 		}
 	}
 	return f, nil
+}
+
+func loadRecording(f *scenario.File, name, path string) error {
+	in, err := openRegular(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	return f.Load(name, in)
 }
 
 func (a *app) simRun(ctx context.Context, name string, o *simulate) error {

@@ -63,6 +63,9 @@ func TestSimErrors(t *testing.T) {
 		want string
 	}{
 		{"sim run " + bad, 2, "bad.toml:1: unknown key"},
+		{"sim run " + put("rec.toml", "workload = [{ kind = \"recording\", file = \"no.rec\" }]"), 2, "no.rec: no such file"},
+		{"sim run " + put("dir.toml", "workload = [{ kind = \"recording\", file = \".\" }]"), 2, "no regular file"},
+		{"sim run " + put("bad-rec.toml", "workload = [{ kind = \"recording\", file = \"bad.toml\" }]"), 2, "not a recording"},
 		{"sim run nowhere", 2, "incast-16"},
 		{"sim run " + filepath.Join(dir, "none.toml"), 2, "no such file"},
 		{"sim run " + dir, 2, "no regular file"},

@@ -38,6 +38,10 @@ type Replayed struct {
 // Errors match ErrDiverged, record.ErrFormat, record.ErrVersion or record.ErrTruncated;
 // Replayed is valid up to the error.
 func Replay(in io.Reader) (r Replayed, err error) {
+	return replay(in, func(int64, int, *soc.Node, []soc.Action) {})
+}
+
+func replay(in io.Reader, acted func(at int64, node int, n *soc.Node, out []soc.Action)) (r Replayed, err error) {
 	rd, err := record.NewReader(in)
 	if err != nil {
 		return r, err
@@ -121,6 +125,7 @@ func Replay(in io.Reader) (r Replayed, err error) {
 			out = n.Step(rec.At, &rec.Event, out[:0])
 		}
 		r.Digest.Actions(rec.Node, out)
+		acted(rec.At, rec.Node, n, out)
 		for i := range out {
 			if f := out[i].Frame; f != nil {
 				frames[r.Frames] = f

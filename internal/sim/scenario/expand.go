@@ -39,9 +39,10 @@ var kinds = map[string]string{
 	"all-to-all": "each node of from writes to each of to, beginning with the next one",
 	"halo":       "each node of from writes to the nodes before and after it",
 	"random":     "count writes between random pairs, of random sizes and at random times",
+	"recording":  "the transfers of a recording of pfd, at their times",
 }
 
-func kindNames() string { return "write, ping-pong, incast, all-to-all, halo or random" }
+func kindNames() string { return "write, ping-pong, incast, all-to-all, halo, random or recording" }
 
 // check returns the first value that cannot be, in a scenario of so many nodes.
 func (w *Workload) check(nodes int) error {
@@ -56,6 +57,11 @@ func (w *Workload) check(nodes int) error {
 		}
 	}
 	switch {
+	case (w.File != "") != (w.Kind == "recording"):
+		return errors.New("recording, and no other kind, has the file of a recording, as file = \"pfd.rec\"")
+	case w.File != "" && (w.Size != 0 || w.From != nil || w.To != nil || w.Count != 0 || w.Read || w.Urgent):
+		return errors.New("the recording has size, from, to, count, read and urgent")
+	case w.File != "":
 	case w.Size == 0 || w.Size > maxSize || w.Most > maxSize:
 		return fmt.Errorf("size: want 1B to %dMiB", maxSize>>20)
 	case w.Most != 0 && w.Kind != "random":
@@ -86,7 +92,11 @@ func (f *File) Expand() ([]Transfer, error) {
 	}
 	e := expansion{rng: rand.New(rand.NewPCG(f.Seed, 0x5ce0)), nodes: nodes}
 	for i := range f.Workload {
-		e.add(i, &f.Workload[i])
+		if w := &f.Workload[i]; w.Kind != "recording" {
+			e.add(i, w)
+		} else if err := e.replay(i, w, f.recordings[w.File]); err != nil {
+			return nil, err
+		}
 		if len(e.list) > maxTransfers {
 			return nil, fmt.Errorf("%w: more than %d transfers", ErrFile, maxTransfers)
 		}
@@ -115,8 +125,8 @@ func (e *expansion) all(n Nodes) Nodes {
 
 // put adds a transfer and returns its index.
 func (e *expansion) put(group int, w *Workload, from, to, size, after int) int {
-	if len(e.list) > maxTransfers {
-		return after
+	if len(e.list) > maxTransfers { // Expand refuses the file
+		return len(e.list) - 1
 	}
 	t := Transfer{
 		Read: w.Read, From: from, To: to, Size: size, Start: int64(w.Start), After: after,

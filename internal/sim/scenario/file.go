@@ -34,6 +34,8 @@ type File struct {
 	Firmware Firmware   `toml:"firmware,inline"`
 	Workload []Workload `toml:"workload,multiline,inline"`
 	Inject   []Inject   `toml:"inject,multiline,inline"`
+
+	recordings map[string]*recording // by name, of workloads of kind recording
 }
 
 // Topology describes the nodes and their network.
@@ -91,6 +93,7 @@ type Workload struct {
 	Touch  bool     `toml:"touch,omitempty"` // the target touches its pages first
 	Read   bool     `toml:"read,omitempty"`
 	Urgent bool     `toml:"urgent,omitempty"`
+	File   string   `toml:"file,omitempty"` // of kind recording
 	// Pages, unless zero, is the seed of the choice of absent pages: shrinking sets it, so that a
 	// transfer keeps its pages when others are taken away.
 	Pages uint64 `toml:"pages,omitempty"`
@@ -325,6 +328,9 @@ func (f *File) nodes() (int, error) {
 func (f *File) named() int {
 	n := 2
 	for i := range f.Workload {
+		if r := f.recordings[f.Workload[i].File]; r != nil {
+			n = max(n, r.nodes)
+		}
 		for _, list := range []Nodes{f.Workload[i].From, f.Workload[i].To} {
 			if len(list) > 0 {
 				n = max(n, slices.Max(list)+1)

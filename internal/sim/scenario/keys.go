@@ -45,7 +45,7 @@ var keys = map[string]map[string]form{
 	},
 	"workload": {
 		"kind": aWord, "from": nodes, "to": nodes, "size": aSize, "most": aSize, "count": aNumber, "start": aTime, "absent": aFraction,
-		"absent-source": aFraction, "touch": aBool, "read": aBool, "urgent": aBool, "pages": aNumber,
+		"absent-source": aFraction, "touch": aBool, "read": aBool, "urgent": aBool, "pages": aNumber, "file": aWord,
 	},
 	"inject": {"what": aWord, "probability": aFraction, "from": aTime, "until": aTime, "nodes": nodes, "most": aTime, "link": aWord},
 }

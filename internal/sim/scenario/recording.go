@@ -7,7 +7,7 @@ import (
 	"github.com/exanet/pfd/internal/sim"
 )
 
-// recording is what a recording of pfd has for a workload.
+// recording is the part of a recording of pfd that a workload uses.
 type recording struct {
 	nodes int
 	list  []sim.Rung

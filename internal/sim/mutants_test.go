@@ -86,7 +86,7 @@ var all = slices.Concat(treeMutants, []mutants.Mutant{
 	mutants.Of("RAPF of a former sequence number obeyed",
 		mutants.In(fwFile, "	if t.state == stateFree || t.seq != m.Sequence {", "	if t.state == stateFree || !M && t.seq != m.Sequence {")),
 	mutants.Of("one block more in flight than OUTSTANDING",
-		mutants.In(runFile, "x.failing || x.inflight >= fw.window(x) {", "x.failing || x.inflight >= fw.window(x) && !(M && x.inflight == fw.window(x)) {")),
+		mutants.In(runFile, "x.parked || x.inflight >= fw.window(x) {", "x.parked || x.inflight >= fw.window(x) && !(M && x.inflight == fw.window(x)) {")),
 	mutants.Of("a block acknowledged while it is being written",
 		mutants.In(accFile, "c.nacked || c.writing > 0 ||", "c.nacked || !M && c.writing > 0 ||")),
 	mutants.Of("the generation of a domain not compared",

@@ -73,10 +73,10 @@ func (p *gsasProgram) do(format string, args ...any) string {
 	return p.out.Text()
 }
 
-// want performs a command that says what is expected.
+// want performs a command and checks what the program says: of an error, how it begins.
 func (p *gsasProgram) want(want, format string, args ...any) {
 	p.Helper()
-	if got := p.do(format, args...); got != want && !(strings.HasSuffix(want, ":") && strings.HasPrefix(got, want)) {
+	if got := p.do(format, args...); got != want && !(strings.HasPrefix(want, "-") && strings.HasPrefix(got, want)) {
 		p.Errorf(format+": %q, want %q", append(args, got, want)...)
 	}
 }
@@ -115,19 +115,25 @@ func (p *gsasProgram) end() {
 	}
 }
 
-// joinGo makes a thread of a tree in this process.
-func joinGo(t testing.TB, socket string, node device.NodeID, token string) *gsas.Thread {
+// attachThreads attaches this process to a node. It may have threads of the global address space.
+func attachThreads(t testing.TB, socket string, node device.NodeID) *rdma.Endpoint {
 	t.Helper()
 	ep, err := rdma.Attach(t.Context(), rdma.Options{Socket: socket, Node: node, Threads: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ep.Close() })
+	return ep
+}
+
+// joinGo makes a thread of a tree in this process.
+func joinGo(t testing.TB, socket string, node device.NodeID, token string) *gsas.Thread {
+	t.Helper()
 	parsed, err := gsas.ParseToken(token)
 	if err != nil {
 		t.Fatal(err)
 	}
-	thread, err := gsas.Join(ep, parsed)
+	thread, err := gsas.Join(attachThreads(t, socket, node), parsed)
 	if err != nil {
 		t.Fatal(err)
 	}

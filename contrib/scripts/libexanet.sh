@@ -16,7 +16,7 @@ cd "$(dirname "$0")/../.."
 mkdir -p "$dir"
 version=$(sed -n 's/^#define EXANET_VERSION "\(.*\)"$/\1/p' libexanet/exanet.h)
 objects=
-for source in rules keeper uffd folio attach transfer message ring window stream_wire stream_end stream_host stream_io stream_wait stream gsas; do
+for source in rules keeper uffd folio attach transfer message ring window stream_wire stream_end stream_host stream_io stream_wait stream gsas dht_record dht; do
 	# CFLAGS is a list of words.
 	# shellcheck disable=SC2086
 	"${CC:-gcc}" -std=gnu11 -Wall -Wextra -Werror -O2 -g -fPIC -fvisibility=hidden -pthread ${CFLAGS:-} -c "libexanet/$source.c" -o "$dir/$source.o"
@@ -30,5 +30,5 @@ rm -f "$dir/libexanet.a"
 ar rcsD "$dir/libexanet.a" $objects
 # shellcheck disable=SC2086
 rm -f $objects
-cp libexanet/exanet.h libexanet/exanet_stream.h libexanet/exanet_gsas.h "$dir/"
+cp libexanet/exanet.h libexanet/exanet_stream.h libexanet/exanet_gsas.h libexanet/exanet_dht.h "$dir/"
 sed -e "s|@PREFIX@|$prefix|; s|@INCLUDEDIR@|${includedir:-$here}|; s|@LIBDIR@|$libdir|; s|@VERSION@|$version|" libexanet/exanet.pc.in >"$dir/exanet.pc"

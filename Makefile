@@ -119,7 +119,7 @@ man:
 	rm -rf bin/man && mkdir -p bin/man
 	CGO_ENABLED=0 $(GO) run -pgo=off -tags man ./cmd/pfd bin/man
 	CGO_ENABLED=0 $(GO) run -pgo=off -tags man ./cmd/exanetctl bin/man
-	cp contrib/man/exanet.7 libexanet/exanet.3 libexanet/exanet_stream.3 libexanet/exanet_gsas.3 bin/man/
+	cp contrib/man/exanet.7 libexanet/exanet.3 libexanet/exanet_stream.3 libexanet/exanet_gsas.3 libexanet/exanet_dht.3 bin/man/
 
 completion: build
 	mkdir -p bin/completion

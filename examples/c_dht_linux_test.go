@@ -296,6 +296,7 @@ func dhtTogether(t *testing.T, bin string) {
 		}
 	})
 	all.Wait()
+	r.want("0", "close")
 	r.end()
 }
 
@@ -313,6 +314,7 @@ func dhtWrong(t *testing.T, bin string) {
 	r.want("0", "create %s 1 0 0 1", long[:24])
 	r.want("-17: create table", "create %s 1 0 0 1", long[:24])
 	r.want("-2:", "open %s", long[:23])
+	r.want("0", "close")
 	r.want("0", "open %s", long[:24])
 	r.want("0", "get 1")
 	r.want("0", "delete 1")
@@ -423,6 +425,7 @@ func dhtHostile(t *testing.T, bin string) {
 		t.Fatal(err)
 	}
 	r.want("-74: open table \"t\": the header at", "open t")
+	r.want("0", "close")
 	r.end()
 }
 

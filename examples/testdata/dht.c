@@ -84,7 +84,18 @@ static int create(const char *name, char **w, int n)
 	struct exanet_dht_options o = { .keys = number(w[0]), .dense = number(w[1]), .nodes = nodes };
 	for (int i = 2; i < n; i++)
 		nodes[o.nnodes++] = number(w[i]);
-	return exanet_dht_create(g, name, &o, &t);
+	exanet_dht *made;
+	const int status = exanet_dht_create(g, name, &o, &made);
+	t = made ? made : t;
+	return status;
+}
+
+static int open_table(const char *name)
+{
+	exanet_dht *found;
+	const int status = exanet_dht_open(g, name, &found);
+	t = found ? found : t;
+	return status;
 }
 
 static int child(void)
@@ -117,7 +128,7 @@ static int run(char **w, int n)
 	int status;
 #define IS(name) if (!strcmp(op, name)) return
 	IS("create") create(first, w + 2, n - 2);
-	IS("open") exanet_dht_open(g, first, &t);
+	IS("open") open_table(first);
 	IS("close") exanet_dht_close(t);
 	IS("delete") exanet_dht_delete(t, number(first));
 	IS("put_bytes") exanet_dht_put_bytes(t, first, strlen(first), second, strlen(second));

@@ -129,7 +129,8 @@ func TestDocsNameMetricsThatExist(t *testing.T) {
 			program.Write(s.text)
 		}
 	}
-	header := read(t, filepath.Join("libexanet", "exanet.h")) + read(t, filepath.Join("libexanet", "exanet_stream.h")) + read(t, filepath.Join("libexanet", "exanet_gsas.h"))
+	header := read(t, filepath.Join("libexanet", "exanet.h")) + read(t, filepath.Join("libexanet", "exanet_stream.h")) +
+		read(t, filepath.Join("libexanet", "exanet_gsas.h")) + read(t, filepath.Join("libexanet", "exanet_dht.h"))
 	known := 0
 	for _, rel := range documents(t) {
 		for _, m := range regexp.MustCompile(`\bexanet_([a-z_0-9]*[a-z0-9])\b`).FindAllStringSubmatch(read(t, rel), -1) {

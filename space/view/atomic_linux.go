@@ -18,11 +18,11 @@ import (
 type Atomic struct {
 	entries *uffd.Entries
 	b       []byte // registered with entries
-	fill    []byte // a second mapping, in which pages come in as usual
+	fd      int
 }
 
-// NewAtomic maps size bytes of a memfd, which must be sealed against shrinking; the caller still
-// closes fd. Errors match ErrShare or uffd.ErrForbidden.
+// NewAtomic maps size bytes of a memfd, which must be sealed against shrinking. The caller closes fd
+// after the Atomic. Errors match ErrShare or uffd.ErrForbidden.
 func NewAtomic(fd int, size uint64) (*Atomic, error) {
 	if err := check(0, size, fd, 0); err != nil {
 		return nil, err
@@ -30,21 +30,19 @@ func NewAtomic(fd int, size uint64) (*Atomic, error) {
 	if !pairs() {
 		return nil, fmt.Errorf("%w: the processor has no atomic operations on 128 bits", ErrShare)
 	}
-	a := new(Atomic)
-	var err error
-	if a.entries, err = uffd.NewEntries(); err != nil {
+	entries, err := uffd.NewEntries()
+	if err != nil {
 		return nil, fmt.Errorf("create a view of atomic words: %w", err)
 	}
-	for _, m := range []*[]byte{&a.b, &a.fill} {
-		*m, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
-		if err == nil {
-			err = unix.Madvise(*m, unix.MADV_DONTDUMP)
-		}
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%w: %w", ErrShare, os.NewSyscallError("mmap", err)), a.Close())
-		}
+	b, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: %w", ErrShare, os.NewSyscallError("mmap", err)), entries.Close())
 	}
-	if err := a.entries.Add(a.b); err != nil {
+	a := &Atomic{entries, b, fd}
+	if err = os.NewSyscallError("madvise", unix.Madvise(b, unix.MADV_DONTDUMP)); err == nil {
+		err = entries.Add(b)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %w", ErrShare, err), a.Close())
 	}
 	return a, nil
@@ -52,14 +50,9 @@ func NewAtomic(fd int, size uint64) (*Atomic, error) {
 
 // Close unmaps the memory. No other method may be called afterwards.
 func (a *Atomic) Close() error {
-	var errs []error
-	for _, m := range []*[]byte{&a.b, &a.fill} {
-		if *m != nil {
-			errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(*m)))
-			*m = nil
-		}
-	}
-	return errors.Join(append(errs, a.entries.Close())...)
+	err := os.NewSyscallError("munmap", unix.Munmap(a.b))
+	a.b = nil
+	return errors.Join(err, a.entries.Close())
 }
 
 // Do performs an operation on the words at a place, which is aligned to their size. It is one atomic
@@ -88,18 +81,25 @@ func (a *Atomic) PageIn(at uint64) error {
 		return fmt.Errorf("%w: byte %d of %d", ErrShare, at, len(a.b))
 	}
 	from := at &^ (device.PageSize - 1)
-	for {
-		err := unix.Madvise(a.fill[from:from+device.PageSize], unix.MADV_POPULATE_WRITE)
-		if err == nil {
-			break
-		} else if !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("bring a page in: %w", os.NewSyscallError("madvise", err))
+	for range 2 {
+		_, err := a.entries.Enter(a.b[from : from+device.PageSize]) // reads it from swap, too
+		switch {
+		case err == nil, errors.Is(err, unix.EEXIST):
+			return nil
+		case !errors.Is(err, unix.EFAULT):
+			return fmt.Errorf("enter a page: %w", os.NewSyscallError("UFFDIO_CONTINUE", err))
+		}
+		// The file has no page there.
+		for {
+			err := unix.Fallocate(a.fd, unix.FALLOC_FL_KEEP_SIZE, int64(from), device.PageSize)
+			if err == nil {
+				break
+			} else if !errors.Is(err, unix.EINTR) {
+				return fmt.Errorf("make a page: %w", os.NewSyscallError("fallocate", err))
+			}
 		}
 	}
-	if _, err := a.entries.Enter(a.b[from : from+device.PageSize]); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("enter a page: %w", os.NewSyscallError("UFFDIO_CONTINUE", err))
-	}
-	return nil
+	return fmt.Errorf("%w: the page is punched out again and again", ErrShare)
 }
 
 // perform performs an operation on the first of four words, or on as many as it accesses. The words

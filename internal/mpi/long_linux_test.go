@@ -179,17 +179,17 @@ func TestLongNetPIPE(t *testing.T) {
 	}
 }
 
-// Ranks whose memory the kernel reclaims all the time go on, from swap.
-func TestLongReclaim(t *testing.T) {
-	needLong(t)
+// memoryGroup makes a control group of memory, and returns its directory and whether that is of
+// version 2.
+func memoryGroup(t *testing.T) (group string, second bool) {
+	t.Helper()
 	swaps, err := os.ReadFile("/proc/swaps")
 	if err != nil || bytes.Count(swaps, []byte("\n")) < 2 {
 		t.Skip("the machine has no swap")
 	}
-	dir, p := provider(t), start(t)
-	group, file, amount := "/sys/fs/cgroup/memory", "memory.force_empty", "0"
-	if _, err := os.Stat(filepath.Join(group, file)); err != nil { // version 2
-		group, file, amount = "/sys/fs/cgroup", "memory.reclaim", "1G"
+	group = "/sys/fs/cgroup/memory"
+	if _, err := os.Stat(filepath.Join(group, "memory.force_empty")); err != nil {
+		group, second = "/sys/fs/cgroup", true
 	}
 	if group, err = os.MkdirTemp(group, "exanet-mpi-"); err != nil {
 		t.Skipf("no control group of memory: %v", err)
@@ -199,22 +199,63 @@ func TestLongReclaim(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	})
-	if _, err := os.Stat(filepath.Join(group, file)); err != nil {
+	if _, err := os.Stat(filepath.Join(group, "memory.stat")); err != nil {
 		t.Skipf("no control group of memory: %v", err)
 	}
-	job := longJob(t, p, dir, 2, "memory", "24")
-	job.Args = append([]string{"sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group}, job.Args...)
-	if job.Path, err = exec.LookPath("sh"); err != nil {
+	return group, second
+}
+
+// inGroup makes a job start in a control group.
+func inGroup(t *testing.T, job *exec.Cmd, group string) *exec.Cmd {
+	t.Helper()
+	sh, err := exec.LookPath("sh")
+	if err != nil {
 		t.Fatal(err)
 	}
+	job.Path = sh
+	job.Args = append([]string{"sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group}, job.Args...)
+	return job
+}
+
+// Ranks whose memory the kernel reclaims all the time go on, from swap.
+func TestLongReclaim(t *testing.T) {
+	needLong(t)
+	group, second := memoryGroup(t)
+	file, amount := "memory.force_empty", "0"
+	if second {
+		file, amount = "memory.reclaim", "1G"
+	}
+	dir, p := provider(t), start(t)
 	before := swappedOut(t)
-	end := p.begun(t, job, 2)
+	end := p.begun(t, inGroup(t, longJob(t, p, dir, 2, "memory", "24"), group), 2)
 	for p.attached(t) > 0 {
 		// An error says that less was reclaimable.
 		_ = os.WriteFile(filepath.Join(group, file), []byte(amount), 0)
 	}
 	if out, err := end(); err != nil || out != allRight {
 		t.Errorf("%v\n%s", err, out)
+	}
+	if swappedOut(t) == before {
+		t.Error("nothing was swapped out")
+	}
+}
+
+// Ranks that use some 216 MiB go on under a limit of 168 MiB, from swap. Under one of 120 MiB the
+// kernel kills one of them (docs/mpi.md).
+func TestLongLimit(t *testing.T) {
+	needLong(t)
+	group, second := memoryGroup(t)
+	file := "memory.limit_in_bytes"
+	if second {
+		file = "memory.max"
+	}
+	if err := os.WriteFile(filepath.Join(group, file), []byte("168M"), 0); err != nil {
+		t.Fatal(err)
+	}
+	dir, p := provider(t), start(t)
+	before := swappedOut(t)
+	if out := output(t, inGroup(t, longJob(t, p, dir, 2, "memory", "32"), group)); out != allRight {
+		t.Errorf("%s", out)
 	}
 	if swappedOut(t) == before {
 		t.Error("nothing was swapped out")

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -53,6 +54,24 @@ func TestInfo(t *testing.T) {
 				t.Errorf("%v, does not say %q:\n%s", err, c.says, out)
 			}
 		})
+	}
+}
+
+// Groups are named after jobs, whose names may be longer, and have characters that a group's has not.
+func TestGroup(t *testing.T) {
+	need(t, "fi_info")
+	dir, p := provider(t), start(t)
+	long := strings.Repeat("long", 20)
+	for _, job := range []string{"prterun-host-1@1", long + "-12@1"} {
+		cmd := command(t, p, dir, "exanet", "fi_info", "-p", "exanet")
+		cmd.Env = append(cmd.Env, "PMIX_NAMESPACE="+job)
+		output(t, cmd)
+	}
+	p.end(syscall.SIGTERM)
+	for _, group := range []string{"prterun-host-1_1", long[len(long)-55:] + "-12_1"} {
+		if !strings.Contains(p.err.String(), " group=fi-"+group+" ") {
+			t.Errorf("no process was in group fi-%s", group)
+		}
 	}
 }
 

@@ -231,7 +231,7 @@ int endpoint_open(struct fid_domain *fid, struct fi_info *info, struct fid_ep **
 	p->address = d->attachment->address;
 	p->send_flags = info->tx_attr ? info->tx_attr->op_flags : 0;
 	p->receive_flags = info->rx_attr ? info->rx_attr->op_flags : 0;
-	p->sends_size = info->tx_attr && info->tx_attr->size ? info->tx_attr->size : OPERATIONS;
+	p->sends_size = info->tx_attr && info->tx_attr->size && info->tx_attr->size < OPERATIONS ? info->tx_attr->size : OPERATIONS;
 	p->own.size = info->rx_attr && info->rx_attr->size ? info->rx_attr->size : OPERATIONS;
 	p->receives = &p->own;
 	list_init(&p->link);

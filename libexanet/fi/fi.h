@@ -224,6 +224,7 @@ struct endpoint {
 	struct handshake handshake;
 	/* Sending: the first of sends may be sent in part. */
 	struct link sends, unacked;
+	size_t nsilent;			/* of sends, of the provider itself */
 	size_t nsends;			/* operations of the program that have not completed, RMA included */
 	/* Receiving: a header, then its bytes into a buffer. */
 	unsigned char header[HEADER_DATA];

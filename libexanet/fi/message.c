@@ -84,14 +84,20 @@ static void start(struct endpoint *p, struct op *op)
 		endpoint_end(p, error, true);
 }
 
-/* own sends a frame without bytes of the provider itself. Without memory the connection ends. */
+/* SILENT_MOST: frames of the provider itself that wait for the peer: acknowledgements of as many messages as an
+ * endpoint has in flight, and those of writes, of which no more begin if OPERATIONS wait. */
+enum { SILENT_MOST = 3 * OPERATIONS };
+
+/* own sends a frame without bytes of the provider itself. If a peer that keeps to the protocol cannot have so many
+ * to take, or without memory, the connection ends. */
 static void own(struct endpoint *p, enum frame kind, unsigned flags, uint64_t data)
 {
-	struct op *op = op_get(p->domain->attachment);
+	struct op *op = p->nsilent < SILENT_MOST ? op_get(p->domain->attachment) : NULL;
 	if (!op) {
 		endpoint_end(p, FI_ENOMEM, true);
 		return;
 	}
+	p->nsilent++;
 	op->kind = SENDING;
 	op->endpoint = p;
 	op->silent = true;
@@ -147,7 +153,7 @@ static int header_ended(const struct endpoint *p)
 }
 
 /* header_handle handles a header: 0, or an error with which the connection ends, -FI_EAGAIN: no buffer is
- * posted. */
+ * posted, or the queue is full. */
 static int header_handle(struct endpoint *p)
 {
 	struct op *op;
@@ -171,6 +177,8 @@ static int header_handle(struct endpoint *p)
 		op_complete(op);
 		return 0;
 	case FRAME_WRITTEN:
+		if (p->cq[REMOTE] && p->cq[REMOTE]->count >= p->cq[REMOTE]->size)
+			return -FI_EAGAIN;
 		p->header_got = 0;
 		return written(p) ? 0 : FI_ENOMEM;
 	}

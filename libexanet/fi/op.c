@@ -107,7 +107,9 @@ void op_complete(struct op *op)
 	struct endpoint *p = op->endpoint;
 	struct attachment *a = p->domain->attachment;
 	struct cq *cq = p->cq[op->kind];
-	if (op->kind != RECEIVING && op->kind != REMOTE && !op->silent)
+	if (op->silent)
+		p->nsilent--;
+	else if (op->kind != RECEIVING && op->kind != REMOTE)
 		p->nsends--;
 	if (!op->silent && p->counters[op->kind])
 		counter_add(p->counters[op->kind], !op->error, !!op->error);

@@ -1,4 +1,5 @@
 /* The entry point, the parameters FI_EXANET_*, and the attachment of the process. */
+#include <ctype.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,12 @@ static const char *group_name(char *to)
 		const char *job = getenv(jobs[i]);
 		if (!job || !*job)
 			continue;
-		snprintf(to, GROUP, "fi-%.60s", job);
+		/* The end of a name tells jobs apart. Open MPI 5 has names such as prterun-host-1@1. */
+		const size_t n = strlen(job), most = GROUP - sizeof "fi-";
+		snprintf(to, GROUP, "fi-%s", n > most ? job + n - most : job);
+		for (char *at = to; *at; at++)
+			if (!isalnum((unsigned char)*at) && !strchr("._-", *at))
+				*at = '_';
 		return to;
 	}
 	snprintf(to, GROUP, "fi-uid-%u", (unsigned)geteuid());
@@ -107,7 +113,7 @@ static exanet *attach(void)
 	if (error)
 		warn(is_full(error) ? "no other node has a place either" :
 		     error == -EPERM ? "a group belongs to one user: set FI_EXANET_GROUP to another name, or FI_EXANET_KEY_FILE for a job of several users" :
-		     "set FI_EXANET_SOCKET to the control socket of a running pfd");
+		     error == -ENOENT || error == -ECONNREFUSED ? "set FI_EXANET_SOCKET to the control socket of a running pfd" : "");
 	return e;
 }
 

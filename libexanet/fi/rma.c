@@ -145,8 +145,12 @@ static ssize_t start(struct endpoint *p, enum kind kind, const struct iovec *iov
 		return -FI_EINVAL;
 	if (length > MESSAGE_MOST || (flags & FI_INJECT && length > INJECT))
 		return -FI_EMSGSIZE;
+	struct op *op = NULL;
 	pthread_mutex_lock(&a->lock);
-	struct op *op = op_begin(p, kind, flags, context, &result);
+	if (data && p->nsilent >= OPERATIONS)
+		result = -FI_EAGAIN;
+	else
+		op = op_begin(p, kind, flags, context, &result);
 	if (!op)
 		goto out;
 	op->flags = FI_RMA | (kind == READING ? FI_READ : FI_WRITE);

@@ -693,6 +693,100 @@ static void test_strangers(const char *socket, exanet **x, exanet_stream **silen
 	}
 }
 
+/* hostile connects a program that is no libfabric's with a side, of which it has the request accepted. */
+static exanet_stream *hostile(exanet *x, struct side *b)
+{
+	static const unsigned char request[8] = { 4, 0, 1 };
+	char text[64];
+	exanet_stream *s;
+	text_of_listener(text, sizeof text);
+	EQUAL(exanet_connect(x, text, &s, PATIENCE), 0);
+	EQUAL(exanet_stream_send(s, request, sizeof request, PATIENCE), sizeof request);
+	EQUAL(event(eq), FI_CONNREQ);
+	side_open(b, e.entry.info, FI_WAIT_NONE, 0, NULL);
+	fi_freeinfo(e.entry.info);
+	EQUAL(fi_accept(b->ep, NULL, 0), 0);
+	EQUAL(event(eq), FI_CONNECTED);
+	return s;
+}
+
+/* A peer that sends CQ data of writes which nobody reads is not read any more: 1,024 wait. */
+static void test_flood(exanet *x)
+{
+	static const unsigned char written[16] = { 3, 1, 1, 0, 0, 0, 0, 0, 7 };
+	enum { IDLE = 10000, MOST = 4 << 20 };	/* calls in which nothing moves; bytes: more than a ring */
+	struct side b;
+	struct fi_cq_data_entry got;
+	uint32_t number;
+	exanet_stream *s = hostile(x, &b);
+	long sent = 0, read = 0;
+	ssize_t n;
+	for (int idle = 0; idle < IDLE && sent < MOST;) {
+		n = exanet_stream_send(s, written + sent % sizeof written, sizeof written - sent % sizeof written, 0);
+		CHECK(n >= 0 || n == -EAGAIN);
+		sent += n > 0 ? n : 0;
+		idle = n > 0 ? 0 : idle + 1;
+		EQUAL(fi_eq_read(eq, &number, &e, sizeof e, 0), -FI_EAGAIN);
+	}
+	CHECK(sent < MOST);
+	while (read < sent / (long)sizeof written)
+		if ((n = fi_cq_read(b.cq, &got, 1)) == 1)
+			read++, CHECK(got.flags & FI_REMOTE_WRITE && got.data == 7);
+		else
+			EQUAL(n, -FI_EAGAIN);
+	side_close(&b);
+	exanet_stream_close(s);
+}
+
+/* A program whose peer does not read the CQ data of its writes is asked to wait, and none is lost. */
+static void test_unread_writes(void)
+{
+	enum { IDLE = 2000, MOST = 8192 };
+	static uint64_t from, to;
+	struct side a, b;
+	struct fi_cq_data_entry got;
+	long written = 0, read = 0;
+	ssize_t n;
+	pair(&a, &b, FI_WAIT_NONE, 0, NULL);
+	for (int idle = 0; idle < IDLE && written < MOST;) {
+		n = fi_writedata(a.ep, &from, sizeof from, NULL, (uint64_t)written, 0, (uint64_t)(uintptr_t)&to, 0, NULL);
+		CHECK(n == 0 || n == -FI_EAGAIN);
+		written += !n;
+		idle = n ? idle + 1 : 0;
+		fi_cq_read(a.cq, &got, 1);
+	}
+	CHECK(written < MOST);
+	while (read < written) {
+		fi_cq_read(a.cq, &got, 1);
+		if ((n = fi_cq_read(b.cq, &got, 1)) == 1)
+			read += !!(got.flags & FI_REMOTE_WRITE);
+		else
+			EQUAL(n, -FI_EAGAIN);
+	}
+	unpair(&a, &b);
+}
+
+/* A peer that asks for more acknowledgements than an endpoint has operations, and reads none, is reset. */
+static void test_unread(exanet *x)
+{
+	static const unsigned char message[8] = { 1, 2, 1 };
+	enum { MOST = 4096 };
+	struct side b;
+	struct fi_cq_data_entry got;
+	uint32_t number;
+	exanet_stream *s = hostile(x, &b);
+	int sent = 0;
+	ssize_t n = -FI_EAGAIN;
+	for (; sent < MOST && n == -FI_EAGAIN; n = fi_eq_read(eq, &number, &e, sizeof e, 0)) {
+		fi_recv(b.ep, NULL, 0, NULL, 0, NULL);
+		sent += exanet_stream_send(s, message, sizeof message, 0) > 0;	/* all or nothing: the ring has room for it */
+		fi_cq_read(b.cq, &got, 1);
+	}
+	CHECK(n > 0 && number == FI_SHUTDOWN && e.entry.fid == &b.ep->fid);
+	side_close(&b);
+	exanet_stream_close(s);
+}
+
 /* Of more connections without a request than a process keeps, the oldest is closed. */
 static void test_silent(exanet *x, exanet_stream *silent)
 {
@@ -726,6 +820,9 @@ int main(int argc, char **argv)
 	test_crossed();
 	test_waiting();
 	test_shutdown();
+	test_flood(x);
+	test_unread(x);
+	test_unread_writes();
 	test_silent(x, silent);
 	EQUAL(fi_close(&pep->fid), 0);
 	EQUAL(fi_close(&eq->fid), 0);

@@ -62,13 +62,13 @@ func TestGroup(t *testing.T) {
 	need(t, "fi_info")
 	dir, p := provider(t), start(t)
 	long := strings.Repeat("long", 20)
-	for _, job := range []string{"prterun-host-1@1", long + "-12@1"} {
+	for _, job := range []string{"prterun-host:1@1", long + "-12@1", "2137522178", "60001"} {
 		cmd := command(t, p, dir, "exanet", "fi_info", "-p", "exanet")
 		cmd.Env = append(cmd.Env, "PMIX_NAMESPACE="+job)
 		output(t, cmd)
 	}
 	p.end(syscall.SIGTERM)
-	for _, group := range []string{"prterun-host-1_1", long[len(long)-55:] + "-12_1"} {
+	for _, group := range []string{"prterun-host_1", long[len(long)-57:] + "-12", "32616", "60001"} {
 		if !strings.Contains(p.err.String(), " group=fi-"+group+" ") {
 			t.Errorf("no process was in group fi-%s", group)
 		}

@@ -130,6 +130,18 @@ func TestServerStopped(t *testing.T) {
 	serverStopped(t, 6*time.Second)
 }
 
+// Ranks and those that they start are in one group.
+func TestSpawn(t *testing.T) {
+	need(t, "mpirun", "mpicc")
+	dir, p := provider(t), start(t)
+	program := filepath.Join(dir, "spawn")
+	output(t, exec.CommandContext(t.Context(), "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/spawn.c"))
+	if out := output(t, mpirun(t, p, dir, 2, program)); out != "spawn: 43\n" {
+		t.Errorf("%s", out)
+	}
+	p.left(t)
+}
+
 // thermo returns the lines of LAMMPS that the simulation determines.
 func thermo(t *testing.T, out string) string {
 	t.Helper()

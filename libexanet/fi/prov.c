@@ -27,26 +27,37 @@ static long number_of(const char *name)
 	return text && *text && !*end ? n : -1;
 }
 
+/* group_of_job writes the group of the ranks that have a PMIX_NAMESPACE, and of those that they start with
+ * MPI_Comm_spawn: Open MPI 4 numbers the latter in the low 16 bits of a number, and Open MPI 5 after an @. The group
+ * has the end of a long name, because that tells jobs apart, and no characters that a group's name has not. */
+static void group_of_job(const char *job, char *to)
+{
+	char *end;
+	const unsigned long number = strtoul(job, &end, 10);
+	const char *at = strrchr(job, '@');
+	const size_t n = at ? (size_t)(at - job) : strlen(job), most = GROUP - sizeof "fi-", skipped = n > most ? n - most : 0;
+	if (!*end && number >> 16)
+		snprintf(to, GROUP, "fi-%lu", number >> 16);
+	else
+		snprintf(to, GROUP, "fi-%.*s", (int)(n - skipped), job + skipped);
+	for (; *to; to++)
+		if (!isalnum((unsigned char)*to) && !strchr("._-", *to))
+			*to = '_';
+}
+
 /* group_name returns the group of a job's ranks: the parameter, the name of the job, or the user. */
 static const char *group_name(char *to)
 {
-	static const char *const jobs[] = { "PMIX_NAMESPACE", "SLURM_JOB_ID" };
+	const char *ranks = getenv("PMIX_NAMESPACE"), *job = getenv("SLURM_JOB_ID");
 	char *set = NULL;
 	if (!fi_param_get_str(&exanet_provider, "group", &set))
 		return set;
-	for (size_t i = 0; i < sizeof jobs / sizeof jobs[0]; i++) {
-		const char *job = getenv(jobs[i]);
-		if (!job || !*job)
-			continue;
-		/* The end of a name tells jobs apart. Open MPI 5 has names such as prterun-host-1@1. */
-		const size_t n = strlen(job), most = GROUP - sizeof "fi-";
-		snprintf(to, GROUP, "fi-%s", n > most ? job + n - most : job);
-		for (char *at = to; *at; at++)
-			if (!isalnum((unsigned char)*at) && !strchr("._-", *at))
-				*at = '_';
-		return to;
-	}
-	snprintf(to, GROUP, "fi-uid-%u", (unsigned)geteuid());
+	if (ranks && *ranks)
+		group_of_job(ranks, to);
+	else if (job && *job)
+		snprintf(to, GROUP, "fi-%.60s", job);
+	else
+		snprintf(to, GROUP, "fi-uid-%u", (unsigned)geteuid());
 	return to;
 }
 

@@ -57,6 +57,43 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// A pfd of another user, who is not the machine's, may not access a rank's memory.
+func TestStranger(t *testing.T) {
+	need(t, "fi_info")
+	if os.Getuid() != 0 {
+		t.Skip("another user's pfd needs root")
+	}
+	dir, own := provider(t), start(t)
+	work := t.TempDir()
+	for _, d := range []string{bin, filepath.Dir(work)} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(work, 1000, 1000); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(work, "pfd.sock")
+	c := exec.Command(filepath.Join(bin, "pfd"), "--socket", socket)
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	}()
+	for _, err := os.Stat(socket); err != nil; _, err = os.Stat(socket) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	cmd := command(t, own, dir, "exanet", "fi_info", "-p", "exanet")
+	cmd.Env = append(cmd.Env, "FI_LOG_LEVEL=warn", "FI_EXANET_SOCKET="+socket)
+	out, err := cmd.CombinedOutput()
+	if err == nil || !bytes.Contains(out, []byte("another user serves the socket")) || !bytes.Contains(out, []byte("set FI_EXANET_SOCKET to a pfd of your own")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // Groups are named after jobs, whose names may be longer, and have characters that a group's has not.
 func TestGroup(t *testing.T) {
 	need(t, "fi_info")

@@ -123,7 +123,7 @@ static exanet *attach(void)
 	}
 	if (error)
 		warn(is_full(error) ? "no other node has a place either" :
-		     error == -EPERM ? "a group belongs to one user: set FI_EXANET_GROUP to another name, or FI_EXANET_KEY_FILE for a job of several users" :
+		     error == -EPERM ? "set FI_EXANET_SOCKET to a pfd of your own, or to the machine's" :
 		     error == -ENOENT || error == -ECONNREFUSED ? "set FI_EXANET_SOCKET to the control socket of a running pfd" : "");
 	return e;
 }

@@ -714,7 +714,7 @@ static exanet_stream *hostile(exanet *x, struct side *b)
 static void test_flood(exanet *x)
 {
 	static const unsigned char written[16] = { 3, 1, 1, 0, 0, 0, 0, 0, 7 };
-	enum { IDLE = 10000, MOST = 4 << 20 };	/* calls in which nothing moves; bytes: more than a ring */
+	enum { IDLE = 1000, MOST = 4 << 20 };	/* calls in which nothing moves; bytes: more than a ring */
 	struct side b;
 	struct fi_cq_data_entry got;
 	uint32_t number;
@@ -741,7 +741,7 @@ static void test_flood(exanet *x)
 /* A program whose peer does not read the CQ data of its writes is asked to wait, and none is lost. */
 static void test_unread_writes(void)
 {
-	enum { IDLE = 2000, MOST = 8192 };
+	enum { IDLE = 1000, MOST = 8192 };
 	static uint64_t from, to;
 	struct side a, b;
 	struct fi_cq_data_entry got;

@@ -24,8 +24,8 @@ var (
 	ErrGone = errors.New("the node does not answer, or its pages are gone")
 	// ErrRequest: the node does not know the operation.
 	ErrRequest = errors.New("the node has no such operation: use a pfd of this release")
-	// ErrClosed: the thread was closed.
-	ErrClosed = errors.New("the thread is closed")
+	// ErrClosed: the thread or the mapping was closed.
+	ErrClosed = errors.New("the thread or the mapping is closed")
 )
 
 // statusErrors are the errors for the statuses that are final.

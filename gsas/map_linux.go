@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -17,14 +17,15 @@ import (
 // pages of the own node. Functions of sync/atomic on its words are coherent with the operations of all
 // threads on 64 and 128 bits. Reading and writing it pages in, as any memory does.
 type Mapping struct {
-	b         []byte
+	mu        sync.Mutex
+	b         []byte // nil: closed
 	node      device.NodeID
 	region    uint64
 	directory Address // of the tree
 }
 
-// Map maps the memory. It stays mapped until the Mapping is unreachable, also when the thread is closed.
-// pfd then no longer uses it.
+// Map maps the memory. It stays mapped until the Mapping is closed, also after the end of the thread and of its
+// tree; pfd does not use it then.
 func (t *Thread) Map() (*Mapping, error) {
 	m := &Mapping{node: t.node, region: uint64(t.t.Info().Region), directory: t.Directory()}
 	err := t.t.Memory(func(fd int) (err error) {
@@ -34,13 +35,29 @@ func (t *Thread) Map() (*Mapping, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map the memory of a tree: %w", err)
 	}
-	runtime.AddCleanup(m, func(b []byte) { _ = unix.Munmap(b) }, m.b)
 	return m, nil
 }
 
+// Close unmaps the memory. No slice of Words may be used any more.
+func (m *Mapping) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.b == nil {
+		return nil
+	}
+	err := unix.Munmap(m.b)
+	m.b = nil
+	return os.NewSyscallError("munmap", err)
+}
+
 // Words returns n words at an address, which must be aligned to 8 bytes and in pages of this node that the
-// tree has. They are valid while the Mapping is reachable. Errors match ErrAddress.
+// tree has. They are valid until the Mapping is closed. Errors match ErrAddress or ErrClosed.
 func (m *Mapping) Words(a Address, n int) ([]uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.b == nil {
+		return nil, &Error{"map", a, ErrClosed}
+	}
 	node, ok := a.Node()
 	here := a.Offset()/atomics.RegionSize == m.region || a-a%PageSize == m.directory
 	at := a.Offset() % atomics.RegionSize

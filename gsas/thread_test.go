@@ -285,6 +285,7 @@ func TestFree(t *testing.T) {
 	a := r.begin(0)
 	m, err := a.Map()
 	r.ok(err)
+	defer m.Close()
 	for _, n := range []device.NodeID{0, 1} {
 		at := r.alloc(a, n, 3, 0)
 		for i := range gsas.Address(3) {
@@ -318,6 +319,7 @@ func TestMap(t *testing.T) {
 	at, elsewhere := r.alloc(a, 0, 1, 0), r.alloc(a, 1, 1, 0)
 	m, err := a.Map()
 	r.ok(err)
+	defer m.Close()
 	words, err := m.Words(at, gsas.PageSize/8)
 	r.ok(err)
 	const adds = 300
@@ -352,6 +354,11 @@ func TestMap(t *testing.T) {
 		t.Error("a closed thread maps memory")
 	}
 	atomic.AddUint64(&words[3], 1) // and the mapping stays
+	r.ok(m.Close())
+	r.ok(m.Close())
+	if _, err := m.Words(at, 1); !errors.Is(err, gsas.ErrClosed) {
+		t.Errorf("words of a closed mapping: %v", err)
+	}
 }
 
 // TestEnd: a tree outlives its root and ends with its last thread, and its memory with it.

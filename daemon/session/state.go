@@ -185,6 +185,8 @@ type trees struct {
 	m   GSAS
 	dir *tree.Directory
 
+	memories *quota.Quota
+
 	mu   sync.Mutex
 	live map[atomics.Protection]*liveTree
 }

@@ -136,7 +136,7 @@ func threadRefusal(err error) error {
 		return r
 	case errors.Is(err, tree.ErrTree):
 		code = attach.CodeNotFound
-	case errors.Is(err, tree.ErrThreads):
+	case errors.Is(err, tree.ErrThreads), errors.Is(err, tree.ErrRoom):
 		code = attach.CodeLimit
 	case errors.Is(err, domain.ErrNoThreads):
 		code = attach.CodeUnsupported

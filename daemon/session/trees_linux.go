@@ -14,6 +14,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/quota"
 	"github.com/exanet/pfd/space/view"
@@ -24,6 +25,10 @@ const (
 	// stepPages is how many pages one function of the owning goroutine makes a tree's, or nobody's: some
 	// 100 us.
 	stepPages = 1 << 14
+	// Each tree has a memory on each node that it uses, which costs pfd two descriptors and 32 GiB of
+	// its address space.
+	memoriesPerUID = 256
+	allMemories    = 1024
 	// drainPause is the interval at which pages are looked at whose operations are still under way.
 	drainPause = time.Millisecond
 )
@@ -33,7 +38,10 @@ func newTrees(d *Host, m GSAS, bytes uint64) *trees {
 	if m == nil {
 		return nil
 	}
-	t := &trees{d: d, m: m, live: map[atomics.Protection]*liveTree{}}
+	t := &trees{
+		d: d, m: m, live: map[atomics.Protection]*liveTree{},
+		memories: quota.New(limits.Descriptors(memoriesPerUID, 2*userPart), limits.Descriptors(allMemories, 2*allPart), quota.Privileged),
+	}
 	t.dir = tree.New(tree.Config{
 		Quota: bytes, Now: d.cfg.Now, KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) },
 		Random: func() (token tree.Token) {
@@ -100,13 +108,14 @@ func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
 	if m := t.there(l, n); m != nil {
 		return m, nil
 	}
-	fd, err := memfd.New("pfd-gsas", atomics.RegionSize, 0, 0)
-	if err != nil {
-		return nil, fmt.Errorf("create the memory of a tree: %w", err)
+	if !t.memories.Take(l.uid) {
+		return nil, fmt.Errorf("%w: uid %d has memory of %d trees and nodes, its maximum, or all users together have as many as pfd has descriptors for: end some threads",
+			tree.ErrRoom, l.uid, t.memories.Per())
 	}
-	m := &memory{fd: fd}
-	if m.view, err = view.NewAtomic(fd, atomics.RegionSize); err != nil {
-		return nil, errors.Join(fmt.Errorf("map the memory of a tree: %w", err), unix.Close(fd))
+	m, err := makeMemory()
+	if err != nil {
+		t.memories.Give(l.uid)
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), ownerTime)
 	defer cancel()
@@ -124,8 +133,23 @@ func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
 	})
 	if err != nil || used != m {
 		err = errors.Join(err, m.close())
+		t.memories.Give(l.uid)
 	}
 	return used, err
+}
+
+// makeMemory makes the memory of a tree on a node. Its seals stay as they are, so that a process that maps it
+// cannot keep pfd from discarding pages.
+func makeMemory() (*memory, error) {
+	fd, err := memfd.New("pfd-gsas", atomics.RegionSize, 0, unix.F_SEAL_SEAL)
+	if err != nil {
+		return nil, fmt.Errorf("create the memory of a tree: %w", err)
+	}
+	m := &memory{fd: fd}
+	if m.view, err = view.NewAtomic(fd, atomics.RegionSize); err != nil {
+		return nil, errors.Join(fmt.Errorf("map the memory of a tree: %w", err), unix.Close(fd))
+	}
+	return m, nil
 }
 
 // there returns the memory of a tree on a node, nil if there is none yet.
@@ -171,7 +195,11 @@ func (t *trees) call(node int, c atomics.Call) {
 		go func() {
 			_, err := t.memoryOf(l, n)
 			t.post(l, n, func() {
-				if err != nil {
+				switch {
+				case errors.Is(err, tree.ErrRoom):
+					answer(atomics.NoRoom)
+					return
+				case err != nil:
 					n.log.Warn("no memory for a tree of GSAS threads", "uid", l.uid, "err", err)
 					answer(atomics.NoMemory)
 					return
@@ -336,6 +364,7 @@ func (t *trees) bury(l *liveTree) {
 		if err := m.close(); err != nil {
 			t.d.log.Warn("closing the memory of a tree", "err", err)
 		}
+		t.memories.Give(l.uid)
 	}
 	t.dir.Remove(l.id)
 }

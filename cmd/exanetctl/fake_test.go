@@ -93,6 +93,14 @@ var fakeAnswers = map[string]any{
 		{Node: 0, Bank: 3, PDID: 0x101, Enabled: true, Stream: "translate", StreamOn: true, SCTLR: 0x167, FSR: 0x80000002, FSRFlags: []string{"TF", "MULTI"}, FAR: 0x7f0000002000, FSYNR0: 0x10, FaultWrite: true},
 		{Node: 0, Bank: 4, Stream: "fault", Enabled: true, FSR: 2}, // that of a process that has ended
 	}},
+	control.PathGSAS: control.GSAS{Version: 1, SeesAll: true, Trees: []control.GSASTree{
+		{
+			Node: 0, Interface: 32, Protection: 0x800000, UID: 1000, State: control.TreeLive, SizeBytes: 5 << 12,
+			Threads: []control.GSASThread{{Node: 0, Interface: 32, Thread: 0x800000, Slot: 3, PID: 4711}, {Node: 1, Interface: 33, Thread: 0x840001, Slot: -1}},
+			Areas:   []control.GSASArea{{Node: 0, Address: 0x1000000000000, Allocations: 2, SizeBytes: 3 << 12}, {Node: 1, Address: 0x2000400000000, Allocations: 1, SizeBytes: 2 << 12}},
+		},
+		{Node: 1, Interface: 34, Protection: 0x880001, UID: 1001, State: control.TreeEnded, Threads: []control.GSASThread{}, Areas: []control.GSASArea{}},
+	}},
 	control.PathFIFO: control.FIFOs{Version: 1, FIFOs: []control.FIFO{
 		{Node: 0, Name: "rxfifo", Level: 1, Highest: 7, Depth: 512, Overflow: true, Entries: []control.FIFOEntry{{SourceNode: 1, Transaction: 12, Sequence: 34, PDID: 0x101, VA: 0x7f0000002000, Response: 2, RemainingBytes: 8192}}},
 		{Node: 0, Name: "txfifo", Highest: -1, Depth: 512, Entries: []control.FIFOEntry{}},

@@ -88,20 +88,31 @@ type PageIn struct {
 // log is a ring of records. A record is identified by its number since the start, so that a late
 // stage detects that its record was overwritten.
 type log struct {
-	ring [RecordDepth]Record
+	ring [RecordDepth / logPart]*[logPart]Record
 	next uint64
 }
 
+// logPart is the number of records whose memory is allocated together (defined by this project): a
+// simulation has thousands of drivers, and few of their records.
+const logPart = 64
+
 func (l *log) add(r Record) uint64 {
 	n := l.next
-	l.ring[n%RecordDepth] = r
+	part := &l.ring[n%RecordDepth/logPart]
+	if *part == nil {
+		*part = new([logPart]Record)
+	}
+	*l.slot(n) = r
 	l.next++
 	return n
 }
+
+// slot returns the place of a record that has memory.
+func (l *log) slot(n uint64) *Record { return &l.ring[n%RecordDepth/logPart][n%logPart] }
 
 func (l *log) at(n uint64) *Record {
 	if n >= l.next || l.next-n > RecordDepth {
 		return nil
 	}
-	return &l.ring[n%RecordDepth]
+	return l.slot(n)
 }

@@ -172,7 +172,7 @@ func (d *Driver) unwait(s *slot, b *block) {
 // record stores a fault's record in place of the oldest. If the oldest has no final outcome yet,
 // it never reaches Config.Observe, which is counted.
 func (d *Driver) record(r Record) uint64 {
-	if d.observe != nil && d.log.next >= RecordDepth && !d.log.ring[d.log.next%RecordDepth].shown {
+	if d.observe != nil && d.log.next >= RecordDepth && !d.log.slot(d.log.next).shown {
 		d.stats.Unrecorded++
 	}
 	return d.log.add(r)
@@ -194,7 +194,7 @@ func (d *Driver) Records(n int) []Record {
 	}
 	out := make([]Record, 0, n)
 	for i := d.log.next - uint64(n); i < d.log.next; i++ {
-		out = append(out, d.log.ring[i%RecordDepth])
+		out = append(out, *d.log.slot(i))
 	}
 	return out
 }

@@ -25,9 +25,16 @@ func New(cfg Config) *Node {
 		timeoutUS: device.TimeoutReset, guardUS: device.GuardReset, outstanding: device.OutstandingReset,
 		btcm: cfg.BTCM,
 	}
-	if len(n.btcm) < int(device.BTCM.Size()) {
+	private := len(n.btcm) < int(device.BTCM.Size())
+	if private {
 		n.btcm = make([]byte, device.BTCM.Size())
 	}
+	if cfg.Like != nil && cfg.Like.caps() == n.caps() {
+		n.places = cfg.Like.places
+	} else {
+		n.places = new(places)
+	}
+	n.cfg.Like = nil
 	n.queues = queue.New((*queueHost)(n))
 	if cfg.GSAS {
 		n.unit = gsas.New((*gsasHost)(n))
@@ -45,7 +52,11 @@ func New(cfg Config) *Node {
 		Node: n.id, VABits: cfg.VABits, Pool: cfg.Pool, SMMU: n.smmu, RX: &n.rx, TX: tx, Counts: &n.counts, Contexts: cfg.Contexts, Windows: &n.windows.Sets,
 	}, (*sink)(n))
 	n.dma.Reset(cfg.Epoch)
-	n.clearBTCM()
+	if private {
+		n.freeDescriptors() // the rest is zero: do not touch it
+	} else {
+		n.clearBTCM()
+	}
 	return n
 }
 

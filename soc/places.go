@@ -4,8 +4,8 @@ import "github.com/exanet/pfd/device"
 
 // places keeps the places of a node that were accessed last, so that the register map is searched
 // only once for each. Nothing invalidates an entry: the map and a node's capabilities never change.
-// Each place has one possible entry, which the newest place takes. The 256 entries take 60 KiB a
-// node. Values are defined by this project.
+// Each place has one possible entry, which the newest place takes. The 256 entries take 60 KiB, which
+// the nodes of a simulation share. Values are defined by this project.
 type places [1 << placeBits]place
 
 const placeBits = 8

@@ -38,6 +38,9 @@ type Config struct {
 	Epoch uint32
 	// Pool is shared by the nodes of one engine.
 	Pool *wire.Pool
+	// Like is an earlier node of the same goroutine and with the same capabilities, with which the node
+	// shares memory that is no state; nil means none.
+	Like *Node
 	// Route reports whether a node can be reached; nil means every node can.
 	Route func(device.NodeID) bool
 	// Firmware switches off optimizations of the firmware.
@@ -62,7 +65,7 @@ type Node struct {
 	dma    *pldma.Engine
 	smmu   *smmu.SMMU
 	rx, tx fifo.FIFO
-	places places
+	places *places
 	boxes  [device.Interfaces]box
 	mailed bool // a mailbox of the driver may have a message
 	pktz   [device.Interfaces]packetizerPage
@@ -169,10 +172,15 @@ func (n *Node) doorbell(slot, ch int) {
 	n.fw.Doorbell(slot, ch, &d)
 }
 
-// clearBTCM sets every descriptor to its reset state: done is 0xffffffff in a write channel and 2
-// in a read channel (001 tables 2.2, 3.4).
+// clearBTCM sets the window to its reset state.
 func (n *Node) clearBTCM() {
 	clear(n.btcm)
+	n.freeDescriptors()
+}
+
+// freeDescriptors sets the done of every descriptor to its reset state: 0xffffffff in a write channel and
+// 2 in a read channel (001 tables 2.2, 3.4).
+func (n *Node) freeDescriptors() {
 	for slot := 0; slot < device.Slots; slot++ {
 		for ch := 0; ch < device.ChannelsPerSlot; ch++ {
 			done := device.DoneReset

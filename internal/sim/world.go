@@ -142,7 +142,8 @@ func New(cfg Config) (*World, error) {
 func (n *Node) power() {
 	w, cfg := n.world, &n.world.cfg
 	n.SOC = soc.New(soc.Config{
-		ID: n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: true, Windows: true, GSAS: true, Epoch: w.rng.Uint32() | 1,
+		Like: w.nodes[0].SOC,
+		ID:   n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: true, Windows: true, GSAS: true, Epoch: w.rng.Uint32() | 1,
 		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts, PathFeedback: cfg.PathFeedback,
 		Queues: cfg.front != nil, Pool: w.pool, Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
 	})

@@ -15,8 +15,8 @@ type entry struct {
 // FIFO holds the faults of one direction: RXFIFO faults of destinations, TXFIFO faults of
 // sources. The zero value is empty and ready.
 type FIFO struct {
-	ring     [device.FIFODepth]entry
-	head     int // oldest entry
+	ring     []entry // of 2^n entries: it grows, since few FIFOs are ever full
+	head     int     // oldest entry
 	level    int
 	seen     uint8 // words a, b and c of the head read since the last pop, bits 0..2
 	limit    int   // entries, 0 for all: for tests that fill it
@@ -49,7 +49,10 @@ func (f *FIFO) Push(e device.FaultEntry, ext uint32) Outcome {
 		f.overflow = true
 		return Overflowed
 	}
-	f.ring[(f.head+f.level)%device.FIFODepth] = entry{words: e.Words(), ext: ext, fault: e}
+	if f.level == len(f.ring) {
+		f.grow()
+	}
+	*f.at(f.level) = entry{words: e.Words(), ext: ext, fault: e}
 	f.level++
 	f.last[1] = f.last[0]
 	f.last[0] = e
@@ -58,6 +61,19 @@ func (f *FIFO) Push(e device.FaultEntry, ext uint32) Outcome {
 	}
 	return Pushed
 }
+
+// grow doubles the ring.
+func (f *FIFO) grow() {
+	const least = 16 // entries (defined by this project)
+	ring := make([]entry, max(2*len(f.ring), least))
+	for i := range f.level {
+		ring[i] = *f.at(i)
+	}
+	f.ring, f.head = ring, 0
+}
+
+// at returns the place of entry i from the head.
+func (f *FIFO) at(i int) *entry { return &f.ring[(f.head+i)&(len(f.ring)-1)] }
 
 // Read32 reads word 0..3 (a..d) of the head; zero when empty. Reading d pops the entry if a, b
 // and c have been read since the last pop; otherwise it pops nothing.
@@ -95,7 +111,7 @@ func (f *FIFO) touch(word int) {
 
 // Pop removes the head. The FIFO must not be empty.
 func (f *FIFO) Pop() {
-	f.head = (f.head + 1) % device.FIFODepth
+	f.head = (f.head + 1) & (len(f.ring) - 1)
 	f.level--
 	f.seen = 0
 }
@@ -139,7 +155,7 @@ func (f *FIFO) Peek(i int) (device.FaultEntry, uint32, bool) {
 	if i < 0 || i >= f.level {
 		return device.FaultEntry{}, 0, false
 	}
-	e := &f.ring[(f.head+i)%device.FIFODepth]
+	e := f.at(i)
 	return e.fault, e.ext, true
 }
 
@@ -148,7 +164,7 @@ func (f *FIFO) Entry(i int) (words [4]uint32, ext uint32) {
 	if i < 0 || i >= f.level {
 		return words, 0
 	}
-	e := &f.ring[(f.head+i)%device.FIFODepth]
+	e := f.at(i)
 	return e.words, e.ext
 }
 
@@ -166,7 +182,7 @@ func (f *FIFO) Forget(source device.NodeID) {
 }
 
 // Reset empties the FIFO and forgets partial reads of the head.
-func (f *FIFO) Reset() { *f = FIFO{limit: f.limit} }
+func (f *FIFO) Reset() { *f = FIFO{ring: f.ring, limit: f.limit} }
 
 // SetLimit limits the FIFO to n entries, 0 for its full depth: for tests that fill it.
 func (f *FIFO) SetLimit(n int) { f.limit = n }

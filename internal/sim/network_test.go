@@ -21,7 +21,7 @@ func TestTopologies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			writeAll(t, w, n.Nodes-1)
+			writeAll(t, w, n.Nodes-1, n.Nodes-1)
 			stopped, paused := int64(0), int64(0)
 			for i := range w.net.outputs {
 				o := &w.net.outputs[i]

@@ -7,30 +7,6 @@ import (
 	"github.com/exanet/pfd/packetizer"
 )
 
-// caps returns this node's CAPS.
-func (n *Node) caps() uint64 {
-	v := uint64(n.cfg.VABits) | device.Slots<<device.CapsBanksShift | device.FIFODepth<<device.CapsDepthShift | device.CapsWideIOVA | device.CapsPeek
-	if !n.cfg.NoTXFIFO {
-		v |= device.CapsTXFIFO
-	}
-	if n.cfg.Stall {
-		v |= device.CapsStall
-	}
-	if n.cfg.SVA {
-		v |= device.CapsSVA
-	}
-	if n.cfg.Queues {
-		v |= device.CapsQueues
-	}
-	if n.cfg.Windows {
-		v |= device.CapsWindows
-	}
-	if n.cfg.GSAS {
-		v |= device.CapsGSAS
-	}
-	return v
-}
-
 // Load performs a read access of width bytes at an offset of a window, with its side effects. A
 // bad access reads as zero and is counted (spec/hardware.md 2).
 func (n *Node) Load(w device.WindowID, offset uint32, width int) uint64 {

@@ -192,3 +192,27 @@ func (n *Node) freeDescriptors() {
 		}
 	}
 }
+
+// caps returns this node's CAPS.
+func (n *Node) caps() uint64 {
+	v := uint64(n.cfg.VABits) | device.Slots<<device.CapsBanksShift | device.FIFODepth<<device.CapsDepthShift | device.CapsWideIOVA | device.CapsPeek
+	if !n.cfg.NoTXFIFO {
+		v |= device.CapsTXFIFO
+	}
+	if n.cfg.Stall {
+		v |= device.CapsStall
+	}
+	if n.cfg.SVA {
+		v |= device.CapsSVA
+	}
+	if n.cfg.Queues {
+		v |= device.CapsQueues
+	}
+	if n.cfg.Windows {
+		v |= device.CapsWindows
+	}
+	if n.cfg.GSAS {
+		v |= device.CapsGSAS
+	}
+	return v
+}

@@ -40,6 +40,12 @@ int fail(int code, const char *format, ...)
 	return -code;
 }
 
+int fail_often(int code, const char *words)
+{
+	strcpy(text, words);
+	return -code;
+}
+
 const char *exanet_error(void) { return text; }
 
 void message(unsigned char *m, int type, int size)

@@ -93,7 +93,10 @@ struct exanet_stats {
 };
 
 /* Flags of a transfer. */
-enum { EXANET_URGENT = 1 };	/* ahead of larger transfers */
+enum {
+	EXANET_URGENT = 1,	/* a write: ahead of larger transfers */
+	EXANET_NOWAIT = 2	/* a read: without a wait for pfd; if the node refuses it, it ends with status 2 */
+};
 
 struct exanet_transfer {
 	void *local;		/* source of a write, destination of a read */

@@ -57,6 +57,7 @@ enum { SINGLE_KERNEL = -1, SINGLE_SETTING = -2, SINGLE_UFFD = -3, SINGLE_PRIVATE
 
 struct read {
 	bool open, cancelled;
+	bool sent;		/* its request, and whether pfd refuses that is not known yet */
 	uint16_t tag;
 	uint32_t use, node;
 	uint64_t last, words[7];
@@ -163,6 +164,8 @@ static inline void cancel_as_before(int *before) { pthread_setcancelstate(*befor
 
 /* fail stores the text for exanet_error and returns -code. */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* fail_often does the same with a constant text, for what a program that polls does all the time. */
+int fail_often(int code, const char *words);
 
 /* inherited reports whether this process is a forked child of the one that attached. The attachment is the
  * parent's: the child must not use it, and its pages are not mapped here. */
@@ -253,6 +256,8 @@ bool joined(pthread_t, int64_t end);
 int start_server(exanet *);
 void kick(exanet *);
 bool gone(exanet *);
+/* over reports whether the attachment has ended. It asks the kernel only if nobody did within the last ns. */
+bool over(exanet *, int64_t ns);
 /* wait_event sleeps until EVENT of a port is not was, or for ns, and reports whether it was woken before. tell_waiters
  * wakes the threads that sleep so on the process's own port, as pfd does. */
 void tell_waiters(exanet *);

@@ -118,7 +118,7 @@ static int message_taken(exanet *e, const void *none)
 	(void)none;
 	if (!load64(packetizer(e, SEND_MESSAGE) + PACKETIZER_SEND))
 		return 0;
-	if (load32(e->pages + STATE) || (now() - (int64_t)load64(&e->looked) > LOOK_MESSAGE && gone(e)))
+	if (over(e, LOOK_MESSAGE))
 		return fail(ENOTCONN, "the attachment has ended: attach again");
 	return EXANET_ONGOING;
 }
@@ -237,7 +237,7 @@ static int next_message(exanet *e, const void *arg)
 {
 	struct exanet_message *m = *(struct exanet_message *const *)arg;
 	struct kind *k = &e->kinds[0];
-	const bool over = load32(e->pages + STATE) || (now() - (int64_t)load64(&e->looked) > LOOK_MESSAGE && gone(e));
+	const bool ended = over(e, LOOK_MESSAGE);
 	int status = EXANET_ONGOING;
 	settle(e);
 	if (load32(&e->kept) || mail(e)) {
@@ -253,7 +253,7 @@ static int next_message(exanet *e, const void *arg)
 		}
 		pthread_mutex_unlock(&e->lock);
 	}
-	return status == EXANET_ONGOING && over ? fail(ENOTCONN, "the attachment has ended: attach again") : status;
+	return status == EXANET_ONGOING && ended ? fail(ENOTCONN, "the attachment has ended: attach again") : status;
 }
 
 int exanet_receive(exanet *e, struct exanet_message *m, int timeout)

@@ -239,7 +239,7 @@ ssize_t exanet_stream_sendv(exanet_stream *x, const struct iovec *v, int n, int 
 		if (!k) {
 			const int64_t left = timeout > 0 ? (end - now() + MS - 1) / MS : timeout;
 			if (!until(&(struct wait){ s, &x->w, x, writable, x }, left < 0 && timeout > 0 ? 0 : (int)left)) {
-				error = fail(EAGAIN, "send: there was no room in time");
+				error = fail_often(EAGAIN, "send: there was no room in time");
 				break;
 			}
 			continue;
@@ -291,7 +291,7 @@ ssize_t exanet_stream_recv(exanet_stream *x, void *to, size_t size, int timeout)
 		return 0;
 	pthread_mutex_lock(&s->lock);
 	if (!until(&(struct wait){ s, &x->w, x, readable, x }, timeout))
-		error = fail(EAGAIN, "receive: nothing has arrived in time");
+		error = fail_often(EAGAIN, "receive: nothing has arrived in time");
 	for (uint64_t n; !error && got < size && (n = receiver_available(&e->r, &at)); got += n) {
 		n = n < size - got ? n : size - got;
 		if (n > COPY_LOCKED) {

@@ -110,6 +110,8 @@ bool gone(exanet *e)
 	return recv(e->socket, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
+bool over(exanet *e, int64_t ns) { return load32(e->pages + STATE) || (now() - (int64_t)load64(&e->looked) > ns && gone(e)); }
+
 bool wait_event(unsigned char *port, uint32_t was, int64_t ns)
 {
 	const struct timespec t = { ns / 1000000000, ns % 1000000000 };
@@ -180,7 +182,7 @@ int exanet_write(exanet *e, const struct exanet_transfer *t)
 	if (error)
 		return error;
 	pthread_mutex_lock(&e->lock);
-	if (gone(e)) {
+	if (over(e, MS)) {
 		error = fail(ENOTCONN, "the attachment has ended: attach again");
 		goto out;
 	}
@@ -228,6 +230,32 @@ static void asked(exanet *e, struct read *r)
 	r->due = now() + r->pause;
 	r->pause = r->pause * 2 > 320 * MS ? 320 * MS : r->pause * 2;
 	e->asking = r;
+	r->sent = false;
+}
+
+/* settle_asked records whether pfd refused the last request, if ask_soon sent it: its read's poll reports that. */
+static void settle_asked(exanet *e)
+{
+	struct read *r = e->asking;
+	if (!r || !r->sent || load64(packetizer(e, SEND_READ) + PACKETIZER_SEND))
+		return;
+	r->sent = false;
+	if (refused(e, SEND_READ)) {
+		r->words[0] = 0;
+		r->words[1] = STATUS_ADDRESS;
+	}
+}
+
+/* ask_soon waits until pfd has read the request before this one, but not this one. */
+static int ask_soon(exanet *e, struct read *r)
+{
+	if (!taken(e, SEND_READ))
+		return -1;
+	settle_asked(e);
+	asked(e, r);
+	r->sent = true;
+	publish(e, SEND_READ, r->node | 2 << 24, r->words, 7, 0);
+	return 0;
 }
 
 static int ask(exanet *e, struct read *r)
@@ -258,7 +286,7 @@ int exanet_read(exanet *e, const struct exanet_transfer *t)
 	if (t->notify)
 		return fail(EINVAL, "a read has no notification: exanet_wait returns its end");
 	pthread_mutex_lock(&e->lock);
-	if (gone(e)) {
+	if (over(e, MS)) {
 		error = fail(ENOTCONN, "the attachment has ended: attach again");
 		goto out;
 	}
@@ -273,7 +301,7 @@ int exanet_read(exanet *e, const struct exanet_transfer *t)
 	struct read *r = &e->reads[place];
 	r->use++;
 	r->open = true;
-	r->cancelled = false;
+	r->cancelled = r->sent = false;
 	r->node = t->remote.node;
 	r->tag = (r->use * READS | place) & 0x3fff;	/* tags repeat after 512 uses */
 	r->last = ++e->last;
@@ -287,7 +315,7 @@ int exanet_read(exanet *e, const struct exanet_transfer *t)
 	};
 	memcpy(r->words, words, sizeof words);
 	error = (int)(r->use % USES << PLACE_BITS | CHANNELS | place);
-	if (ask(e, r)) {
+	if (t->flags & EXANET_NOWAIT ? ask_soon(e, r) : ask(e, r)) {
 		r->open = false;
 		error = fail(EHOSTUNREACH, "the node refuses the read's request: no such node, or too many reads are open");
 	}
@@ -331,15 +359,16 @@ int take_mail(exanet *e, struct read *mine)
 
 static int poll_read(exanet *e, struct read *r)
 {
-	const bool over = gone(e);	/* before the checks: what arrived before the end is reported */
+	const bool ended = over(e, MS);	/* before the checks: what arrived before the end is reported */
 	int status = take_mail(e, r);
+	settle_asked(e);
 	if (load64(e->words + 2 * (r - e->reads) + 1) == r->last) {
 		r->open = false;
 		return 0;
 	}
 	if (!status && !r->words[0])
 		status = r->words[1];
-	if (!status && over)
+	if (!status && ended)
 		status = STATUS_GONE;
 	if (!status && now() >= r->due && !ask_again(e, r))
 		status = STATUS_ADDRESS;
@@ -353,15 +382,15 @@ static int poll_write(exanet *e, int channel)
 {
 	const unsigned char *d = e->pages + DESCRIPTOR * channel;
 	uint32_t done = load32(d + DONE);
-	const bool over = done != DONE_OK && done != DONE_FAILED && gone(e);
+	const bool ended = done != DONE_OK && done != DONE_FAILED && over(e, MS);
 	int status;
-	if (over)
+	if (ended)
 		done = load32(d + DONE);	/* it may have arrived before the end */
 	if (done == DONE_OK)
 		status = 0;
 	else if (done == DONE_FAILED)
 		status = load64(d + RESULT) & 0xff;
-	else if (over)
+	else if (ended)
 		status = STATUS_GONE;
 	else
 		return EXANET_ONGOING;
@@ -468,10 +497,10 @@ struct awaited {
 static int word_done(exanet *e, const void *arg)
 {
 	const struct awaited *a = arg;
-	const bool over = load64(a->word) != a->value && gone(e);
+	const bool ended = load64(a->word) != a->value && gone(e);
 	if (load64(a->word) == a->value)	/* it may have arrived before the end */
 		return 0;
-	return over ? fail(ENOTCONN, "the attachment has ended: attach again") : EXANET_ONGOING;
+	return ended ? fail(ENOTCONN, "the attachment has ended: attach again") : EXANET_ONGOING;
 }
 
 int exanet_wait_word(exanet *e, const uint64_t *word, uint64_t value, int timeout)

@@ -137,11 +137,14 @@ struct eq {
 enum kind { SENDING, RECEIVING, READING, WRITING, REMOTE, KINDS };
 
 /* Frames of a connection: a header and its bytes. Values are defined by this provider. Byte 0 is the kind,
- * byte 1 has flags, byte 2 is VERSION, byte 3 is zero, and bytes 4 to 7 are the length, little-endian.
+ * byte 1 has flags, byte 2 is VERSION, byte 3 the packed bytes or zero, and bytes 4 to 7 are the length, little-endian.
  * CQ data, 8 bytes, comes between header and bytes and does not count for the length. */
 enum frame { FRAME_MESSAGE = 1, FRAME_ACK, FRAME_WRITTEN, FRAME_CONNECT, FRAME_ACCEPT, FRAME_REJECT };
-enum { FRAME_DATA = 1, FRAME_ACKED = 2 };	/* flags: CQ data follows; the receiver sends FRAME_ACK */
+enum { FRAME_DATA = 1, FRAME_ACKED = 2, FRAME_PACKED = 4 };	/* flags: CQ data follows; the receiver sends FRAME_ACK; zeros are left out */
 enum { VERSION = 1, HEADER = 8, HEADER_DATA = HEADER + 8 };
+/* A stream sends SHORT_FRAME bytes by one message of the mailbox, which takes less than a write. The header of
+ * ofi_rxm has 64 bytes, of which most are zero: a message of up to PACKED bytes is packed if it then fits. */
+enum { SHORT_FRAME = 48, PACKED = 128 };
 
 /* An operation. It belongs to one list at a time: an endpoint's sends or unacked, a receive context's
  * posted, the attachment's transfers, a completion queue's completed, or the attachment's unused. Between
@@ -155,6 +158,7 @@ struct op {
 	bool silent;			/* of the provider itself: nothing is reported or counted */
 	bool acked;			/* it completes with FRAME_ACK */
 	bool remote_data;		/* a write with CQ data */
+	unsigned char packed;		/* bytes of a message, after its header; 0: it is sent as it is */
 	uint64_t flags;			/* of the completion */
 	void *context;
 	uint64_t data;
@@ -167,7 +171,7 @@ struct op {
 	struct iovec iov[IOVS];
 	void *copy;			/* of injected bytes that were not sent at once */
 	union {
-		struct { unsigned char header[HEADER_DATA]; unsigned header_size; };
+		struct { unsigned char header[SHORT_FRAME]; unsigned header_size; };	/* packed bytes included */
 		struct {
 			struct fi_rma_iov rma[RMA_IOVS];
 			size_t started;			/* bytes */
@@ -229,6 +233,7 @@ struct endpoint {
 	/* Receiving: a header, then its bytes into a buffer. */
 	unsigned char header[HEADER_DATA];
 	size_t header_got;
+	unsigned char packed[SHORT_FRAME];
 	struct op *into;
 	size_t got;			/* bytes of the message, those without room included */
 	struct receive_context own, *receives;

@@ -39,18 +39,62 @@ int64_t frame_length(const unsigned char *h, enum frame kind, size_t most)
 	return (int64_t)header_length(h);
 }
 
+/* pack writes bytes without those that are zero: for each 8 of them a mask of the others, then those. It returns
+ * the size, 0: more than room. */
+static unsigned pack(unsigned char *to, size_t room, const struct iovec *iov, unsigned n)
+{
+	unsigned size = 0, mask = 0, i = 0;
+	for (; n; n--, iov++)
+		for (size_t k = 0; k < iov->iov_len; k++, i++) {
+			const unsigned char c = ((const unsigned char *)iov->iov_base)[k];
+			if (size + (i % 8 == 0) + (c != 0) > room)
+				return 0;
+			if (i % 8 == 0)
+				to[mask = size++] = 0;
+			if (c) {
+				to[mask] |= 1 << i % 8;
+				to[size++] = c;
+			}
+		}
+	return size;
+}
+
+/* unpack writes the packed bytes of a message into its buffer, and returns false if they cannot be. */
+static bool unpack(const struct endpoint *p, const struct op *op)
+{
+	const unsigned char *from = p->packed, *end = from + p->header[3];
+	unsigned char bytes[PACKED] = { 0 }, mask = 0;
+	for (size_t i = 0; i < op->length; i++) {
+		if (i % 8 == 0) {
+			if (from == end)
+				return false;
+			mask = *from++;
+		}
+		if (mask >> i % 8 & 1) {
+			if (from == end)
+				return false;
+			bytes[i] = *from++;
+		}
+	}
+	if (op->length % 8 && mask >> op->length % 8)
+		return false;
+	for (size_t i = 0, at = 0; i < op->niov && at < op->length; at += op->iov[i++].iov_len)
+		memcpy(op->iov[i].iov_base, bytes + at, op->iov[i].iov_len < op->length - at ? op->iov[i].iov_len : op->length - at);
+	return from == end;
+}
+
 /* push sends what the stream takes of an operation, and reports whether that was all. If the connection ends
  * it returns false, and the operation has completed if it was in a list. */
 static bool push(struct endpoint *p, struct op *op, int *error)
 {
-	const size_t size = op->header_size + op->length;
+	const size_t body = op->packed ? 0 : op->length, size = op->header_size + body;
 	while (op->done < size) {
 		struct iovec iov[IOVS + 1];
 		unsigned n = 0;
 		if (op->done < op->header_size)
 			iov[n++] = (struct iovec){ op->header + op->done, op->header_size - op->done };
 		const size_t from = op->done < op->header_size ? 0 : op->done - op->header_size;
-		n += iov_slice(op->iov, op->niov, from, op->length - from, iov + n);
+		n += iov_slice(op->iov, op->niov, from, body - from, iov + n);
 		const ssize_t sent = exanet_stream_sendv(p->stream, iov, (int)n, 0);
 		if (sent <= 0) {
 			if (sent < 0 && sent != -EAGAIN)
@@ -146,7 +190,7 @@ static int header_ended(const struct endpoint *p)
 	const unsigned char *h = p->header;
 	if (p->header_got < HEADER)
 		return 0;
-	if (h[2] != VERSION || h[3] || h[1] & ~(FRAME_DATA | FRAME_ACKED) || (h[0] != FRAME_MESSAGE && header_length(h)) ||
+	if (h[2] != VERSION || h[1] & ~(FRAME_DATA | FRAME_ACKED | FRAME_PACKED) || (h[1] & FRAME_PACKED ? !h[3] || h[3] > SHORT_FRAME || header_length(h) > PACKED : h[3]) || (h[0] != FRAME_MESSAGE && header_length(h)) ||
 	    (h[0] != FRAME_MESSAGE && h[1] != (h[0] == FRAME_WRITTEN ? FRAME_DATA : 0)))
 		return -1;
 	return p->header_got == (h[1] & FRAME_DATA ? HEADER_DATA : HEADER);
@@ -196,6 +240,12 @@ static ssize_t receive(struct endpoint *p)
 			p->header_got += n;
 		return n;
 	}
+	if (p->header[1] & FRAME_PACKED) {
+		const ssize_t n = exanet_stream_recv(p->stream, p->packed + p->got, p->header[3] - p->got, 0);
+		if (n > 0)
+			p->got += n;
+		return n;
+	}
 	char excess[4096];	/* bytes without room are read and dropped */
 	struct iovec to = { excess, op->length - p->got < sizeof excess ? op->length - p->got : sizeof excess };
 	if (p->got < op->room) {
@@ -215,12 +265,14 @@ static bool pull(struct endpoint *p)
 	bool did = false;
 	for (int i = 0; i < 256 && p->state == CONNECTED; i++) {	/* others have their turn */
 		int error = 0;
-		if (p->into && p->got == p->into->length) {
+		const bool packed = p->header[1] & FRAME_PACKED;
+		const bool whole = p->into && p->got == (packed ? p->header[3] : p->into->length);
+		if (whole && (!packed || unpack(p, p->into))) {
 			deliver(p, p->into);
 			did = true;
 			continue;
 		}
-		const int ended = p->into ? 0 : header_ended(p);
+		const int ended = whole ? -1 : p->into ? 0 : header_ended(p);
 		if (ended > 0) {
 			if ((error = header_handle(p)) == -FI_EAGAIN)
 				return did;
@@ -290,12 +342,18 @@ static ssize_t send_message(struct endpoint *p, const struct iovec *iov, size_t 
 	op->niov = (unsigned)n;
 	memcpy(op->iov, iov, n * sizeof *iov);
 	op->header_size = frame_header(op->header, FRAME_MESSAGE, (data ? FRAME_DATA : 0) | (op->acked ? FRAME_ACKED : 0), length, value);
+	if (length <= PACKED && op->header_size + length > SHORT_FRAME) {
+		op->packed = pack(op->header + op->header_size, SHORT_FRAME - op->header_size, iov, (unsigned)n);
+		op->header[1] |= op->packed ? FRAME_PACKED : 0;
+		op->header[3] = op->packed;
+		op->header_size += op->packed;
+	}
 	int error = 0;
 	if (list_empty(&p->sends) && push(p, op, &error)) {
 		pushed(p, op);
 		goto out;
 	}
-	if (inject && length && !error)	/* the program may change its bytes */
+	if (inject && length && !op->packed && !error)	/* the program may change its bytes */
 		if (!op_copy(op, length))
 			error = FI_ENOMEM;	/* the stream may have a part of the message */
 	list_append(&p->sends, &op->link);

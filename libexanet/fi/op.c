@@ -42,6 +42,7 @@ struct op *op_get(struct attachment *a)
 	/* The arrays are written before they are read. */
 	op->endpoint = NULL;
 	op->report = op->quiet = op->silent = op->acked = op->remote_data = false;
+	op->packed = 0;
 	op->flags = op->data = 0;
 	op->context = op->copy = NULL;
 	op->length = op->done = op->room = 0;

@@ -18,7 +18,7 @@ static struct exanet_transfer piece(const struct op *op)
 		far -= op->rma[j++].len;
 	const size_t here = op->iov[i].iov_len - at, there = op->rma[j].len - far;
 	return (struct exanet_transfer){
-		.local = (char *)op->iov[i].iov_base + at, .size = (uint32_t)(here < there ? here : there),
+		.local = (char *)op->iov[i].iov_base + at, .flags = EXANET_NOWAIT, .size = (uint32_t)(here < there ? here : there),
 		.remote = op->endpoint->peer, .offset = op->rma[j].addr + far,
 	};
 }

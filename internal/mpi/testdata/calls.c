@@ -369,6 +369,41 @@ static void test_messages(void)
 	unpair(&a, &b);
 }
 
+/* Messages of which few bytes are not zero, of each size, into buffers of two pieces that may be too small. */
+static void test_zeros(void)
+{
+	enum { MOST = 140 };
+	struct side a, b;
+	unsigned char from[MOST], to[MOST + 1], left[MOST];
+	pair(&a, &b, FI_WAIT_UNSPEC, 0, NULL);
+	for (size_t n = 0; n <= MOST; n++)
+		for (int way = 0; way < 5; way++) {	/* one byte of 1, 2, 4, 16, or none */
+			const size_t room = way == 3 ? n / 2 : n, gap = way == 4 ? n + 1 : 1u << (way == 3 ? 4 : way), first = room / 3;
+			fill(from, n, 1);
+			for (size_t k = 0; k < n; k++)
+				from[k] = (k + 1) % gap ? 0 : from[k] | 1;
+			memset(to, 0xee, sizeof to);
+			const struct iovec in[2] = { { to, first }, { to + first, room - first } };
+			EQUAL(fi_recvv(b.ep, in, NULL, 2, 0, to), 0);
+			memcpy(left, from, n);
+			if (way % 2)
+				EQUAL(fi_senddata(a.ep, left, n, NULL, n, 0, from), 0);
+			else
+				EQUAL(fi_inject(a.ep, left, n, 0), 0);
+			if (way % 2)
+				complete(&a);
+			if (room < n) {
+				const struct fi_cq_err_entry err = complete_error(&b);
+				CHECK(err.err == FI_ETRUNC && err.len == room && err.olen == n - room);
+			} else {
+				const struct fi_cq_data_entry c = complete(&b);
+				CHECK(c.len == n && (way % 2 == 0 || c.data == n));
+			}
+			CHECK(!memcmp(from, to, room) && to[room] == 0xee);
+		}
+	unpair(&a, &b);
+}
+
 /* Messages that are larger than a ring advance by the calls of both ends; injected ones are copied. */
 static void test_large(void)
 {
@@ -787,6 +822,66 @@ static void test_unread(exanet *x)
 	exanet_stream_close(s);
 }
 
+/* Reads that do not wait until pfd has read the request: the end tells of a refusal, and only of its own. */
+static void test_nowait(exanet *x)
+{
+	static char from[64], to[64];
+	int n[8];
+	struct exanet_transfer t = { .local = to, .size = sizeof to, .flags = EXANET_NOWAIT };
+	exanet_export(x, from, sizeof from, &t.remote);
+	const uint32_t own = t.remote.node;
+	for (int k = 0; k < 8; k++) {
+		t.remote.node = k % 3 ? own : 77;
+		CHECK((n[k] = exanet_read(x, &t)) >= 0);
+	}
+	for (int k = 7; k >= 0; k--)
+		EQUAL(exanet_wait(x, n[k], PATIENCE), k % 3 ? 0 : 2);
+	t.remote.node = 77;
+	t.flags = 0;
+	EQUAL(exanet_read(x, &t), -EHOSTUNREACH);
+	t.remote.node = own;
+	EQUAL(exanet_wait(x, exanet_read(x, &t), PATIENCE), 0);
+}
+
+/* A peer that is no libfabric's sends packed messages that cannot be: the connection ends, and the posted buffer's
+ * operation with it. The last one can be. */
+static void test_unpacked(exanet *x)
+{
+	static const unsigned char bad[][16] = {
+		{ 1, 4, 1, 0, 8 },				/* no packed bytes */
+		{ 1, 4, 1, 49, 8 },				/* too many */
+		{ 1, 0, 1, 2, 8, 0, 0, 0, 1, 9 },		/* no flag */
+		{ 1, 4, 1, 2, 129, 0, 0, 0, 1, 9 },		/* too long a message */
+		{ 1, 4, 1, 2, 9, 0, 0, 0, 1, 9 },		/* the second mask is missing */
+		{ 1, 4, 1, 2, 8, 0, 0, 0, 3, 9 },		/* a byte is missing */
+		{ 1, 4, 1, 3, 8, 0, 0, 0, 1, 9, 9 },		/* one too many */
+		{ 1, 4, 1, 2, 7, 0, 0, 0, 128, 9 },		/* beyond the end */
+		{ 2, 4, 1, 2, 0, 0, 0, 0, 1, 9 },		/* no message */
+		{ 1, 4, 1, 3, 8, 0, 0, 0, 130, 5, 6 },
+	};
+	enum { RIGHT = sizeof bad / sizeof *bad - 1 };
+	for (int k = 0; k <= RIGHT; k++) {
+		unsigned char to[256] = { 0 };
+		struct side b;
+		exanet_stream *s = hostile(x, &b);
+		EQUAL(fi_recv(b.ep, to, sizeof to, NULL, 0, to), 0);
+		EQUAL(exanet_stream_send(s, bad[k], 8 + bad[k][3] % 8, PATIENCE), 8 + bad[k][3] % 8);
+		struct fi_cq_data_entry c;
+		ssize_t n;
+		while ((n = fi_cq_read(b.cq, &c, 1)) == -FI_EAGAIN)
+			;
+		if (k == RIGHT) {
+			CHECK(n == 1 && c.len == 8 && !memcmp(to, (unsigned char[8]){ 0, 5, 0, 0, 0, 0, 0, 6 }, 8));
+		} else {
+			struct fi_cq_err_entry err = { 0 };
+			CHECK(n == -FI_EAVAIL && fi_cq_readerr(b.cq, &err, 0) == 1 && err.err == FI_EIO);
+			EQUAL(event(eq), FI_SHUTDOWN);
+		}
+		exanet_stream_close(s);
+		side_close(&b);
+	}
+}
+
 /* Of more connections without a request than a process keeps, the oldest is closed. */
 static void test_silent(exanet *x, exanet_stream *silent)
 {
@@ -812,6 +907,7 @@ int main(int argc, char **argv)
 	test_open();
 	test_strangers(argv[1], &x, &silent);
 	test_messages();
+	test_zeros();
 	test_large();
 	test_selective();
 	test_rma();
@@ -823,6 +919,8 @@ int main(int argc, char **argv)
 	test_flood(x);
 	test_unread(x);
 	test_unread_writes();
+	test_nowait(x);
+	test_unpacked(x);
 	test_silent(x, silent);
 	EQUAL(fi_close(&pep->fid), 0);
 	EQUAL(fi_close(&eq->fid), 0);

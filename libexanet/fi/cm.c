@@ -92,6 +92,14 @@ static bool shake(struct endpoint *p)
 	return true;
 }
 
+struct request *request_find(struct attachment *a, fid_t handle)
+{
+	for (struct link *l = a->requests.next; l != &a->requests; l = l->next)
+		if (&element(l, struct request, link)->fid == handle)
+			return element(l, struct request, link);
+	return NULL;
+}
+
 void request_drop(struct attachment *a, struct request *r)
 {
 	list_remove(&r->link);
@@ -328,15 +336,16 @@ out:
 static int reject(struct fid_pep *pep, fid_t handle, const void *data, size_t size)
 {
 	struct attachment *a = listener_of(pep)->fabric->attachment;
-	if (!handle || handle->fclass != FI_CLASS_CONNREQ)
-		return -FI_EINVAL;
-	struct request *r = element(handle, struct request, fid);
 	struct handshake h;
+	ssize_t n = -EINVAL;
 	handshake_begin(&h, FRAME_REJECT, data, size);
 	pthread_mutex_lock(&a->lock);
-	/* Nothing was sent before on this connection, so that it has room. */
-	const ssize_t n = exanet_stream_send(r->stream, h.out, h.size, 0);
-	request_drop(a, r);
+	struct request *r = request_find(a, handle);
+	if (r) {
+		/* Nothing was sent before on this connection, so that it has room. */
+		n = exanet_stream_send(r->stream, h.out, h.size, 0);
+		request_drop(a, r);
+	}
 	pthread_mutex_unlock(&a->lock);
 	return n < 0 ? -errno_of(a, (int)n) : 0;
 }

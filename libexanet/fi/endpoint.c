@@ -216,10 +216,7 @@ static struct fi_ops_ep endpoint_ops = {
 int endpoint_open(struct fid_domain *fid, struct fi_info *info, struct fid_ep **out, void *context)
 {
 	struct domain *d = element(fid, struct domain, fid);
-	struct request *r = info->handle ? element(info->handle, struct request, fid) : NULL;
 	if (info->ep_attr && info->ep_attr->type != FI_EP_MSG)
-		return -FI_EINVAL;
-	if (r && r->fid.fclass != FI_CLASS_CONNREQ)
 		return -FI_EINVAL;
 	struct endpoint *p = calloc(1, sizeof *p);
 	if (!p)
@@ -239,12 +236,19 @@ int endpoint_open(struct fid_domain *fid, struct fi_info *info, struct fid_ep **
 	list_init(&p->unacked);
 	list_init(&p->own.posted);
 	pthread_mutex_lock(&d->attachment->lock);
-	if (r) {
+	struct request *r = info->handle ? request_find(d->attachment, info->handle) : NULL;
+	const bool right = !info->handle || (r && !r->endpoint);
+	if (right)
+		d->users++;
+	if (right && r) {
 		p->request = r;
 		r->endpoint = p;
 	}
-	d->users++;
 	pthread_mutex_unlock(&d->attachment->lock);
+	if (!right) {
+		free(p);
+		return -FI_EINVAL;
+	}
 	*out = &p->fid;
 	return 0;
 }

@@ -335,7 +335,8 @@ extern struct fi_ops_cm endpoint_cm_ops;
 int listener_open(struct fid_fabric *, struct fi_info *, struct fid_pep **, void *context);
 /* progress_control advances listeners, requests and handshakes. It reports whether it did anything. Locked. */
 bool progress_control(struct attachment *);
-/* request_drop closes a request. Locked. */
+/* request_find returns the request of a handle, NULL: it is none any more. request_drop closes a request. Locked. */
+struct request *request_find(struct attachment *, fid_t handle);
 void request_drop(struct attachment *, struct request *);
 
 /* op.c */

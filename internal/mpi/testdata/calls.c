@@ -595,6 +595,21 @@ static void test_rejected(void)
 	EQUAL(event_error(eq, &err), FI_ECONNREFUSED);
 	CHECK(err.fid == &a.ep->fid && err.context == &a && err.err_data_size == 2 && !memcmp(err.err_data, "no", 2));
 	side_close(&a);
+	/* A request has one endpoint, and ends with it. */
+	struct side b;
+	struct fid_ep *other;
+	side_open(&a, info, FI_WAIT_NONE, 0, NULL);
+	EQUAL(fi_connect(a.ep, &to, NULL, 0), 0);
+	EQUAL(event(eq), FI_CONNREQ);
+	struct fi_info *i = e.entry.info;
+	side_open(&b, i, FI_WAIT_NONE, 0, NULL);
+	EQUAL(fi_endpoint(domain, i, &other, NULL), -FI_EINVAL);
+	side_close(&b);
+	EQUAL(fi_reject(pep, i->handle, NULL, 0), -FI_EINVAL);
+	EQUAL(fi_endpoint(domain, i, &other, NULL), -FI_EINVAL);
+	fi_freeinfo(i);
+	CHECK(event_error(eq, &err) && err.fid == &a.ep->fid);
+	side_close(&a);
 	/* Nobody listens on the port; another kind of address. */
 	side_open(&a, info, FI_WAIT_NONE, 0, NULL);
 	to.sin_port = htons(ntohs(to.sin_port) | 255);

@@ -90,7 +90,7 @@ enum {
 };
 /* Starts an operation and returns its number. -EBUSY: four are in flight. exanet_gsas_finish waits for its end and
  * stores its values, unless that is NULL. Call it within half a second: a message that is lost is sent again
- * in that call only, and after 0.9 seconds it returns -EHOSTUNREACH if no answer has come. */
+ * in that call only, and after 0.9 seconds it returns -EHOSTUNREACH if pfd has read the request and no answer has come. */
 int exanet_gsas_start(exanet_gsas *, int operation, uint64_t address, const uint64_t *arguments);
 int exanet_gsas_finish(exanet_gsas *, int number, uint64_t *values);
 

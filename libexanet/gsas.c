@@ -296,15 +296,20 @@ static int answered(exanet *e, const void *arg)
 	return EXANET_ONGOING;
 }
 
+/* unread reports whether pfd has not read the last message of a call's channel. */
+static bool unread(const exanet_gsas *g, const struct call *c)
+{
+	return load64(g->port + PACKETIZER_CHANNEL * (c - g->calls) + PACKETIZER_SEND);
+}
+
 /* ask sends a call's request, unless pfd has not read the channel's last message. */
 static void ask(exanet_gsas *g, struct call *c)
 {
-	const int channel = c - g->calls;
 	c->asked = now();
-	c->sent = !load64(g->port + PACKETIZER_CHANNEL * channel + PACKETIZER_SEND);
+	c->sent = !unread(g, c);
 	if (!c->sent)
 		return;
-	publish_in(g->port, channel, c->node | (uint64_t)MAILBOX_GSAS << 24, c->words, c->n, c->number);
+	publish_in(g->port, c - g->calls, c->node | (uint64_t)MAILBOX_GSAS << 24, c->words, c->n, c->number);
 	ring(g);
 }
 
@@ -407,7 +412,7 @@ static int await(exanet_gsas *g, struct call *c)
 		if (status != EXANET_ONGOING)
 			return status;
 		pthread_mutex_lock(&g->lock);
-		if (c->waiting)
+		if (c->waiting || unread(g, c))	/* pfd is stopped, or needs a processor */
 			c->began = now();
 		c->waiting = false;
 		pthread_mutex_unlock(&g->lock);

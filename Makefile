@@ -11,7 +11,7 @@ BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
 TESTS = test guests guests-race check seeds mutants faultpoints soak mpi loaded race
 
-.PHONY: $(TESTS) all build demo bench pgo pictures fuzz clean setup c generate man completion deb
+.PHONY: $(TESTS) all build demo bench mpi-bench pgo pictures fuzz clean setup c generate man completion deb
 
 all: build
 
@@ -63,6 +63,11 @@ SOAKS ?= ./internal/tracing ./internal/hostile ./rdma ./stream
 mpi: SETUP += mpi
 mpi: setup
 	PFD_MPI=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 40m -v ./internal/mpi
+
+# The table of docs/benchmarks.md, on an idle machine: some minutes.
+mpi-bench: SETUP += mpi
+mpi-bench: setup
+	EXANET_DOCS=$(CURDIR)/docs PFD_MPI_BENCH=all CGO_ENABLED=0 $(GO) test -count=1 -timeout 40m -v -run 'TestBenchmarks$$' ./internal/mpi
 
 # All tests beside eight busy loops, those of processes and timing five times.
 loaded: setup

@@ -164,7 +164,7 @@ func (t *Thread) try(ctx context.Context, op atomics.Op, a Address, args []uint6
 		if sent && t.t.Refused(c) {
 			return answer, fmt.Errorf("%w: node %d takes no requests", ErrAddress, node)
 		}
-		if t.waits(p) {
+		if t.waits(p) || t.t.Unread(c) { // pfd may be stopped: the attachment's end would be known
 			began = time.Now()
 		}
 		if time.Since(began) >= silence {

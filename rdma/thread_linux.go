@@ -95,6 +95,11 @@ func (t *Thread) Refused(channel int) bool {
 	return t.port.SendStatus(channel) == device.PktzRefused
 }
 
+// Unread reports whether pfd has not read the last message of a channel yet.
+func (t *Thread) Unread(channel int) bool {
+	return t.port.SendStatus(channel) == device.PktzBusy
+}
+
 // Take takes an answer of a unit out of the mailbox, and the node of the unit. Other messages are
 // dropped: nothing but units can send them.
 func (t *Thread) Take() (a atomics.Answer, node device.NodeID, ok bool) {

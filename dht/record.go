@@ -51,6 +51,9 @@ var errSlow = errors.New("the record was replaced while it was read")
 // slowLimit is how often a reader begins again that finds a record replaced.
 const slowLimit = 64
 
+// errDamaged: the element still points to the record that had another checksum.
+var errDamaged = fmt.Errorf("its record has another checksum than its element: delete the key: %w", ErrCorrupt)
+
 var errTooSlow = fmt.Errorf("its record was replaced each of %d times that it was read: %w", slowLimit, ErrBusy)
 
 // readRecord reads the record of an element, and returns its key and value.
@@ -137,6 +140,7 @@ func (t *Table) getBytes(ctx context.Context, hash uint64, key []byte) ([]byte, 
 	if err := checkLengths(key, nil); err != nil {
 		return nil, false, err
 	}
+	var slow element
 	for range slowLimit {
 		p, err := t.find(ctx, hash)
 		if err != nil {
@@ -145,10 +149,14 @@ func (t *Table) getBytes(ctx context.Context, hash uint64, key []byte) ([]byte, 
 		if !p.found.holds(hash) || p.found.deleted() {
 			return nil, false, nil
 		}
+		if p.found == slow {
+			return nil, false, errDamaged
+		}
 		value, err := t.valueOf(ctx, p.found, key)
 		if !errors.Is(err, errSlow) {
 			return value, err == nil, err
 		}
+		slow = p.found
 	}
 	return nil, false, errTooSlow
 }
@@ -215,8 +223,15 @@ func (t *Table) DeleteBytes(ctx context.Context, key []byte) (bool, error) {
 	if err := checkLengths(key, nil); err != nil {
 		return false, t.failed("delete", hash, err)
 	}
+	var slow element
 	return t.delete(ctx, hash, func(now element) error {
+		if now == slow { // a damaged record goes
+			return nil
+		}
 		_, err := t.valueOf(ctx, now, key)
+		if errors.Is(err, errSlow) {
+			slow = now
+		}
 		return err
 	})
 }
@@ -231,6 +246,7 @@ type heap struct {
 
 type nodeHeap struct {
 	next, end gsas.Address
+	run       uint64                                         // pages of the next run
 	unused    [recordLargest/elementBytes + 2][]gsas.Address // by size in 32 bytes
 	retired   []retired                                      // in the order of their times
 }
@@ -244,14 +260,14 @@ type retired struct {
 
 const (
 	retirement = 10 * time.Millisecond
-	heapPages  = 8
+	largestRun = 8 // pages; a handle begins with one
 )
 
 func (h *heap) init(m Memory) { h.memory, h.nodes = m, make(map[device.NodeID]*nodeHeap) }
 
 func (h *heap) node(n device.NodeID) *nodeHeap {
 	if h.nodes[n] == nil {
-		h.nodes[n] = new(nodeHeap)
+		h.nodes[n] = &nodeHeap{run: 1}
 	}
 	return h.nodes[n]
 }
@@ -265,15 +281,32 @@ func (h *heap) take(ctx context.Context, node device.NodeID, bytes int) (gsas.Ad
 		if at := h.have(node, size); at != 0 {
 			return at, nil
 		}
-		at, err := h.memory.Alloc(ctx, node, heapPages, 0)
-		if err != nil {
-			return 0, fmt.Errorf("%d pages at node %d for records: %w", heapPages, node, err)
-		}
 		h.mu.Lock()
-		n := h.node(node)
-		n.next, n.end = at, at+heapPages*gsas.PageSize
+		pages := h.node(node).run
 		h.mu.Unlock()
+		at, err := h.memory.Alloc(ctx, node, pages, 0)
+		if err != nil {
+			return 0, fmt.Errorf("%d pages at node %d for records: %w", pages, node, err)
+		}
+		if !h.add(node, size, at, pages) { // another caller was faster
+			if err := h.memory.Free(ctx, at); err != nil {
+				return 0, err
+			}
+		}
 	}
+}
+
+// add makes a run of pages the room for further records, and reports false if there is room enough.
+func (h *heap) add(node device.NodeID, size int, at gsas.Address, pages uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := h.node(node)
+	if n.end-n.next >= gsas.Address(size)*elementBytes {
+		return false
+	}
+	n.next, n.end = at, at+gsas.Address(pages)*gsas.PageSize
+	n.run = min(2*n.run, largestRun)
+	return true
 }
 
 func (h *heap) have(node device.NodeID, size int) (at gsas.Address) {

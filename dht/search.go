@@ -92,7 +92,8 @@ func (t *Table) load(ctx context.Context, at gsas.Address) (element, error) {
 	if err != nil || !e.locked() {
 		return e, err
 	}
-	for start, asked := time.Now(), false; ; {
+	began := time.Now()
+	for start, asked := began, false; ; {
 		time.Sleep(lockPatience / 10)
 		if w, err = t.memory.Load256(ctx, at); err != nil || !element(w).locked() {
 			return element(w), err
@@ -100,10 +101,10 @@ func (t *Table) load(ctx context.Context, at gsas.Address) (element, error) {
 		if e != element(w) {
 			e, start, asked = element(w), time.Now(), false
 		}
-		switch waited := time.Since(start); {
-		case waited > lockLimit:
+		switch {
+		case time.Since(began) > lockLimit: // also if others take it one after the other
 			return element{}, fmt.Errorf("thread %#x holds the lock of the element at %#x: %w", e.holder(), at, ErrBusy)
-		case waited > lockPatience && !asked:
+		case time.Since(start) > lockPatience && !asked:
 			asked = true
 			alive, err := t.memory.Alive(ctx, e.holder())
 			if err != nil {

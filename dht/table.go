@@ -112,6 +112,7 @@ type Table struct {
 	each   uint64         // elements of a part
 
 	count   atomic.Int64 // keys that were added, less those deleted, not yet in the header
+	kept    atomic.Int64 // how many changes are kept back; more if the header could not be written
 	mu      sync.Mutex
 	reserve map[device.NodeID][]gsas.Address // containers that are all zero, by node
 	heap    heap
@@ -119,6 +120,7 @@ type Table struct {
 
 func newTable(m Memory, name string, header gsas.Address) *Table {
 	t := &Table{memory: m, name: name, header: header, reserve: make(map[device.NodeID][]gsas.Address)}
+	t.kept.Store(counted)
 	t.heap.init(m)
 	return t
 }
@@ -145,7 +147,7 @@ func (t *Table) create(ctx context.Context, entry [4]uint64, o Options) (err err
 	t.each = (1<<t.log + uint64(len(o.Nodes)) - 1) / uint64(len(o.Nodes))
 	pages := (t.each*elementBytes + gsas.PageSize - 1) / gsas.PageSize
 	defer func() {
-		if err == nil {
+		if err == nil || maybeDone(err) { // the directory may name the table
 			return
 		}
 		ctx := context.WithoutCancel(ctx)
@@ -335,13 +337,16 @@ func (t *Table) Name() string { return t.name }
 // counted is how many changes of the number of keys one handle keeps back from the table's counter.
 const counted = 256
 
-// added counts a key that was added or deleted.
-func (t *Table) added(ctx context.Context, n int64) error {
-	if c := t.count.Add(n); c < counted && c > -counted {
-		return nil
+// added counts a key that was added or deleted. That the header cannot be written is no error of the
+// operation, which was done.
+func (t *Table) added(ctx context.Context, n int64) {
+	c, kept := t.count.Add(n), t.kept.Load()
+	if c < kept && c > -kept {
+		return
 	}
-	_, err := t.Len(ctx)
-	return err
+	if _, err := t.Len(ctx); err != nil {
+		t.kept.Store(kept + counted)
+	}
 }
 
 // Len returns the number of keys. It is exact with respect to this handle; each other one may have up to
@@ -350,10 +355,18 @@ func (t *Table) Len(ctx context.Context) (uint64, error) {
 	n := t.count.Swap(0)
 	old, err := t.memory.FetchAdd(ctx, t.header+headerCounter, uint64(n))
 	if err != nil {
-		t.count.Add(n)
+		if !maybeDone(err) {
+			t.count.Add(n)
+		}
 		return 0, fmt.Errorf("dht: count the keys of table %q: %w", t.name, err)
 	}
+	t.kept.Store(counted)
 	return old + uint64(n), nil
+}
+
+// maybeDone reports whether an operation that failed may have been done.
+func maybeDone(err error) bool {
+	return errors.Is(err, gsas.ErrGone) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // Close adds to the table's counter the changes that the handle has kept back. The table stays.

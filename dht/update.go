@@ -53,7 +53,7 @@ func (t *Table) Get(ctx context.Context, key uint64) ([16]byte, bool, error) {
 
 // Put sets the value of a key: dhtPut of the seed.
 func (t *Table) Put(ctx context.Context, key uint64, value [16]byte) error {
-	_, err := t.put(ctx, key, func(element, bool) (element, error) { return valueOf(value), nil })
+	_, err := t.put(ctx, key, func(now element, has bool) (element, error) { return valueOf(value), notRecord(now, has) })
 	return err
 }
 
@@ -64,8 +64,17 @@ func (t *Table) CompareAndPut(ctx context.Context, key uint64, value [16]byte, v
 		if has && now.version() != version || !has && version != 0 {
 			return element{}, errUnwanted
 		}
-		return valueOf(value), nil
+		return valueOf(value), notRecord(now, has)
 	})
+}
+
+// notRecord returns ErrKind for a record, which is a key of bytes: it is not to be lost to a 64-bit key that
+// is equal to its hash.
+func notRecord(now element, has bool) error {
+	if has && now.record() {
+		return ErrKind
+	}
+	return nil
 }
 
 func (t *Table) put(ctx context.Context, key uint64, to update) (bool, error) {
@@ -78,7 +87,7 @@ func (t *Table) put(ctx context.Context, key uint64, to update) (bool, error) {
 
 // Delete takes a key away, and reports whether the table had it.
 func (t *Table) Delete(ctx context.Context, key uint64) (bool, error) {
-	return t.delete(ctx, key, func(element) error { return nil })
+	return t.delete(ctx, key, func(now element) error { return notRecord(now, true) })
 }
 
 // delete takes a key away if a check of its element permits it.
@@ -118,7 +127,7 @@ const attempts = 10_000
 // as it was read. There is no lock. It returns the element of the key that it replaced, and whether it
 // did.
 func (t *Table) update(ctx context.Context, key uint64, to update) (was element, done bool, err error) {
-	slow := 0
+	slow, damaged := 0, element{}
 	for range attempts {
 		if err := ctx.Err(); err != nil {
 			return element{}, false, err
@@ -135,6 +144,10 @@ func (t *Table) update(ctx context.Context, key uint64, to update) (was element,
 			if slow++; slow == slowLimit {
 				return element{}, false, errTooSlow
 			}
+			if p.found == damaged {
+				return element{}, false, errDamaged
+			}
+			damaged = p.found
 			continue
 		case errors.Is(err, errUnwanted):
 			return element{}, false, nil
@@ -142,14 +155,14 @@ func (t *Table) update(ctx context.Context, key uint64, to update) (was element,
 			return element{}, false, err
 		}
 		e[1] = key
-		done, err := t.write(ctx, p, e)
-		if err != nil { // what e points to may be in use
+		done, sent, err := t.write(ctx, p, e)
+		if !done && e.record() && (err == nil || !sent) { // else the record may be in use
+			t.heap.free(e)
+		}
+		if err != nil {
 			return element{}, false, err
 		}
 		if !done {
-			if e.record() {
-				t.heap.free(e)
-			}
 			continue
 		}
 		if !own {
@@ -160,18 +173,19 @@ func (t *Table) update(ctx context.Context, key uint64, to update) (was element,
 			if has {
 				n = -1
 			}
-			err = t.added(ctx, n)
+			t.added(ctx, n)
 		}
-		return p.found, true, err
+		return p.found, true, nil
 	}
 	return element{}, false, fmt.Errorf("others changed it %d times: %w", attempts, ErrBusy)
 }
 
-// write writes an element into its place, and reports false if the place was changed meanwhile.
-func (t *Table) write(ctx context.Context, p place, e element) (bool, error) {
-	compareWrite := func(e element) (bool, error) {
+// write writes an element into its place. It reports whether it did, which it does not if the place was
+// changed meanwhile, and whether it tried.
+func (t *Table) write(ctx context.Context, p place, e element) (done, sent bool, err error) {
+	compareWrite := func(e element) (bool, bool, error) {
 		now, err := t.memory.CompareStore256(ctx, p.at, p.found[0], e)
-		return err == nil && now[0] == p.found[0], err
+		return err == nil && now[0] == p.found[0], true, err
 	}
 	if p.found.empty() || p.found.holds(e[1]) {
 		e[0] = p.found.next(e[0])
@@ -180,11 +194,11 @@ func (t *Table) write(ctx context.Context, p place, e element) (bool, error) {
 	// Another key has the place: a container takes both, and they appear in it at once.
 	level := p.level + 1
 	if level == containerLevels {
-		return false, fmt.Errorf("%d containers lie below element %d: %w", level, p.index, ErrFull)
+		return false, false, fmt.Errorf("%d containers lie below element %d: %w", level, p.index, ErrFull)
 	}
 	container, err := t.take(ctx, nodeOf(p.at))
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	one, two := slot(hash2(p.found[1]), level, 0), slot(hash2(e[1]), level, 0)
 	if one == two {
@@ -201,15 +215,14 @@ func (t *Table) write(ctx context.Context, p place, e element) (bool, error) {
 		return nil
 	}
 	if err := store([2]element{p.found, e}); err != nil {
-		return false, err
+		return false, false, err
 	}
-	done, err := compareWrite(element{p.found.next(flagIndirect), uint64(container)})
+	done, sent, err = compareWrite(element{p.found.next(flagIndirect), uint64(container)})
 	if done || err != nil { // after an error the container may be in use
-		return done, err
+		return done, sent, err
 	}
-	if err := store([2]element{}); err != nil {
-		return false, err
+	if err := store([2]element{}); err == nil { // else the container is not used again
+		t.giveBack(container)
 	}
-	t.giveBack(container)
-	return false, nil
+	return false, true, nil
 }

@@ -3,7 +3,6 @@ package dht
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/gsas"
@@ -43,11 +42,10 @@ func (t *Table) walk(ctx context.Context, part int, f func(key uint64, e Entry) 
 	if part < 0 || part >= len(t.parts) {
 		return Stats{}, fmt.Errorf("dht: table %q has parts 0 to %d, and no part %d", t.name, len(t.parts)-1, part)
 	}
-	w := walker{t: t, f: f}
+	w := walker{t: t, f: f, visited: make(map[gsas.Address]bool)}
 	from := uint64(part) * t.each
 	w.Elements = int(max(min(t.each, 1<<t.log-min(from, 1<<t.log)), 0))
 	for i := range uint64(w.Elements) {
-		w.below = w.below[:0]
 		if err := w.visit(ctx, t.first(from+i), 0); err != nil {
 			return Stats{}, fmt.Errorf("dht: walk part %d of table %q: %w", part, t.name, err)
 		}
@@ -58,14 +56,14 @@ func (t *Table) walk(ctx context.Context, part int, f func(key uint64, e Entry) 
 	return w.Stats, nil
 }
 
-// A walker visits elements. Below one element of the first level it visits each container once, so that
-// containers in a circle do not keep it.
+// A walker visits elements. Each container belongs to one element: one that it meets twice was not put
+// there by the table, and could keep it for ever.
 type walker struct {
 	Stats
-	t     *Table
-	f     func(uint64, Entry) bool
-	below []gsas.Address
-	ended bool
+	t       *Table
+	f       func(uint64, Entry) bool
+	visited map[gsas.Address]bool
+	ended   bool
 }
 
 func (w *walker) visit(ctx context.Context, at gsas.Address, depth int) error {
@@ -85,10 +83,10 @@ func (w *walker) visit(ctx context.Context, at gsas.Address, depth int) error {
 	if err := w.t.checkContainer(at, container); err != nil {
 		return err
 	}
-	if depth == containerLevels || slices.Contains(w.below, container) {
+	if depth == containerLevels || w.visited[container] {
 		return fmt.Errorf("the element at %#x leads to %#x again: %w", at, container, ErrCorrupt)
 	}
-	w.below = append(w.below, container)
+	w.visited[container] = true
 	w.Containers++
 	w.Depth = max(w.Depth, depth+1)
 	for i := 0; i < containerBytes/elementBytes && !w.ended; i++ {

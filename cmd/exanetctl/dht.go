@@ -9,6 +9,9 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -71,9 +74,9 @@ the other commands join the tree by the file.`,
 	return c
 }
 
-// threads attaches to pfd and calls f with threads of a tree: of the one whose token is in the file of
-// --tree, or of a new one.
-func (a *app) threads(ctx context.Context, f *dhtFlags, n int, fresh bool, use func([]*gsas.Thread) error) (err error) {
+// threads attaches to pfd and calls use with threads of a tree: of the one whose token is in the file of
+// --tree, or of a new one. The context of use ends with the attachment, too.
+func (a *app) threads(ctx context.Context, f *dhtFlags, n int, fresh bool, use func(context.Context, []*gsas.Thread) error) (err error) {
 	var token gsas.Token
 	if !fresh {
 		if f.tree == "" {
@@ -114,13 +117,22 @@ func (a *app) threads(ctx context.Context, f *dhtFlags, n int, fresh bool, use f
 		token = t.Token()
 		threads = append(threads, t)
 	}
-	return use(threads)
+	attached, end := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { end(ep.Await(attached, func() bool { return false })) })
+	err = use(attached, threads)
+	end(nil)
+	watch.Wait()
+	if cause := context.Cause(attached); err == nil && ctx.Err() == nil && !errors.Is(cause, context.Canceled) {
+		err = cause
+	}
+	return err
 }
 
 // withTable calls f with a handle of the table that the tree of --tree has.
 func (a *app) withTable(cmd *cobra.Command, f *dhtFlags, name string, use func(context.Context, *dht.Table) error) error {
 	ctx := cmd.Context()
-	return a.threads(ctx, f, 1, false, func(threads []*gsas.Thread) error {
+	return a.threads(ctx, f, 1, false, func(ctx context.Context, threads []*gsas.Thread) error {
 		t, err := dht.Open(ctx, threads[0], name)
 		if err != nil {
 			return err
@@ -158,7 +170,7 @@ func (a *app) dhtCreateCommand() *cobra.Command {
 				return err
 			}
 			ctx := cmd.Context()
-			return a.threads(ctx, &f, 1, true, func(threads []*gsas.Thread) error {
+			return a.threads(ctx, &f, 1, true, func(ctx context.Context, threads []*gsas.Thread) error {
 				t, err := dht.Create(ctx, threads[0], args[0], o)
 				if err != nil {
 					return err
@@ -166,6 +178,7 @@ func (a *app) dhtCreateCommand() *cobra.Command {
 				if err := writeToken(f.tree, threads[0].Token()); err != nil {
 					return err
 				}
+				defer os.Remove(f.tree)
 				if err := a.println(fmt.Sprintf("Table %s is there, for %d keys on %s, until this command ends: others join with --tree %s.", t.Name(), o.Keys, plural(len(o.Nodes), "node"), f.tree)); err != nil {
 					return err
 				}
@@ -324,9 +337,12 @@ func (a *app) dhtServe(ctx context.Context, f *dhtFlags, o dht.Options, name, ad
 	case strings.HasPrefix(address, "/") || strings.HasPrefix(address, "."):
 		network = "unix"
 	default:
-		_, port, err := net.SplitHostPort(address)
+		host, port, err := net.SplitHostPort(address)
 		if err == nil {
 			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if host == "" { // not all interfaces, which 0.0.0.0 and [::] name
+			address = net.JoinHostPort("127.0.0.1", port)
 		}
 		if err != nil {
 			return usagef("--resp %s: want HOST:PORT or the path of a socket: %w", address, err)
@@ -337,7 +353,12 @@ func (a *app) dhtServe(ctx context.Context, f *dhtFlags, o dht.Options, name, ad
 		_, err := os.Stat(f.tree)
 		fresh = errors.Is(err, os.ErrNotExist)
 	}
-	return a.threads(ctx, f, serveThreads, fresh, func(threads []*gsas.Thread) (err error) {
+	return a.threads(ctx, f, serveThreads, fresh, func(ctx context.Context, threads []*gsas.Thread) (err error) {
+		if network == "unix" {
+			if err := removeDead(ctx, address); err != nil {
+				return fmt.Errorf("--resp: %w", err)
+			}
+		}
 		l, err := new(net.ListenConfig).Listen(ctx, network, address)
 		if err != nil {
 			return fmt.Errorf("--resp: %w", err)
@@ -349,19 +370,40 @@ func (a *app) dhtServe(ctx context.Context, f *dhtFlags, o dht.Options, name, ad
 			if err != nil {
 				return err
 			}
-			defer func() { err = errors.Join(err, t.Close(context.WithoutCancel(ctx))) }()
+			defer func() {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second) // pfd may be stopped
+				defer cancel()
+				err = errors.Join(err, t.Close(ctx))
+			}()
 			s.Tables = append(s.Tables, t)
 		}
 		if fresh && f.tree != "" {
 			if err := writeToken(f.tree, threads[0].Token()); err != nil {
 				return err
 			}
+			defer os.Remove(f.tree)
 		}
 		if err := a.println(fmt.Sprintf("Table %s is served at %s, with your rights for all who connect.", name, l.Addr())); err != nil {
 			return err
 		}
 		return s.Serve(ctx, l)
 	})
+}
+
+// removeDead removes a socket that a process left when it was killed: nobody listens there.
+func removeDead(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode()&os.ModeSocket == 0 {
+		return nil // Listen says what is wrong
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err == nil {
+		return errors.Join(c.Close(), fmt.Errorf("%s: another process listens there", path))
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return os.Remove(path)
+	}
+	return nil
 }
 
 func openOrCreate(ctx context.Context, t *gsas.Thread, name string, o dht.Options, create bool) (*dht.Table, error) {

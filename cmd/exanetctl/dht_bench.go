@@ -75,7 +75,7 @@ func benchValue(key, n uint64) (v [16]byte) {
 }
 
 func (a *app) dhtBench(ctx context.Context, b *dhtBench, o dht.Options) error {
-	return a.threads(ctx, &b.dhtFlags, b.threads, true, func(threads []*gsas.Thread) error {
+	return a.threads(ctx, &b.dhtFlags, b.threads, true, func(ctx context.Context, threads []*gsas.Thread) error {
 		tables := make([]*dht.Table, len(threads))
 		for i, t := range threads {
 			var err error

@@ -41,6 +41,9 @@ func ReadCommand(r *bufio.Reader) ([][]byte, error) {
 		return nil, err
 	}
 	if first[0] != '*' {
+		if bytes.ContainsAny(line, "\"'") {
+			return nil, protocolError("quotes in an inline command: send an array of bulk strings")
+		}
 		return bytes.Fields(bytes.Clone(line)), nil
 	}
 	n, err := strconv.Atoi(string(line[1:]))

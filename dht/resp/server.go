@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
+	"time"
 
 	"github.com/exanet/pfd/dht"
 )
@@ -41,27 +43,55 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	for {
 		c, err := l.Accept()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOBUFS), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ECONNABORTED):
+			time.Sleep(acceptPause) // a client that ends makes room
+			continue
+		case err != nil:
 			return fmt.Errorf("accept a client: %w", err)
+		case s.clients.Load() >= MaxClients:
+			_ = c.SetWriteDeadline(time.Now().Add(acceptPause))
+			_, _ = c.Write(appendError(nil, "ERR max number of clients reached"))
+			_ = c.Close()
+			continue
 		}
+		s.clients.Add(1)
 		clients.Go(func() {
+			defer s.clients.Add(-1)
 			defer context.AfterFunc(ctx, func() { c.Close() })()
 			defer c.Close()
-			s.clients.Add(1)
-			defer s.clients.Add(-1)
-			s.Client(ctx, c)
+			s.Client(ctx, patient{c})
 		})
 	}
+}
+
+// Limits of clients. Defined by this project.
+const (
+	// MaxClients is how many clients are connected at once, at most.
+	MaxClients = 4096
+
+	acceptPause   = 20 * time.Millisecond
+	writePatience = 30 * time.Second // a client that reads nothing of its answers for so long is disconnected
+	largestKept   = 64 << 10         // bytes of an answer's buffer that is used again
+)
+
+// patient is a connection whose writes end.
+type patient struct{ net.Conn }
+
+func (p patient) Write(b []byte) (int, error) {
+	if err := p.SetWriteDeadline(time.Now().Add(writePatience)); err != nil {
+		return 0, err
+	}
+	return p.Conn.Write(b)
 }
 
 // batch is how many commands of one client are under way at once, at most.
 const batch = 32
 
-// Client serves one client until its connection ends. Commands that it sent without waiting for answers
-// are performed at once if no two of them name one key; the answers are in the order of the commands.
+// Client serves one client until its connection ends. Gets that it sent without waiting for answers are
+// performed at once; each other command waits for those before it.
 func (s *Server) Client(ctx context.Context, c io.ReadWriter) error {
 	r, w := bufio.NewReaderSize(c, 16<<10), bufio.NewWriterSize(c, 16<<10)
 	var answers [batch][]byte
@@ -73,6 +103,9 @@ func (s *Server) Client(ctx context.Context, c io.ReadWriter) error {
 		quit := s.perform(ctx, commands, &answers)
 		for i := range commands {
 			w.Write(answers[i])
+			if cap(answers[i]) > largestKept {
+				answers[i] = nil
+			}
 		}
 		if p := (*ProtocolError)(nil); errors.As(err, &p) && !quit {
 			w.Write(appendError(nil, "ERR "+p.Error()))
@@ -101,22 +134,26 @@ func readBatch(r *bufio.Reader, commands [][][]byte) ([][][]byte, error) {
 		if len(c) > 0 {
 			commands = append(commands, c)
 		}
-		if b, _ := r.Peek(r.Buffered()); len(commands) == batch || len(commands) > 0 && !whole(b) {
+		if b, _ := r.Peek(r.Buffered()); len(commands) == batch || !whole(b) {
 			return commands, nil
 		}
 	}
 }
 
-// perform performs commands, and reports whether the client asked for the end. Those with one key run at
-// once as long as no key comes twice; each other one waits for all before it.
+// perform performs commands, and reports whether the connection ends. Those that read one key run at once;
+// each other one waits for all before it, so that others see the client's writes in their order.
 func (s *Server) perform(ctx context.Context, commands [][][]byte, answers *[batch][]byte) (quit bool) {
 	var under sync.WaitGroup
 	defer under.Wait()
-	keys := make(map[string]bool, len(commands))
-	for i, c := range commands {
-		f, ok := verbs[strings.ToUpper(string(c[0]))]
+	for i := range commands {
 		answers[i] = answers[i][:0]
+	}
+	for i, c := range commands {
+		name := strings.ToUpper(string(c[0]))
+		f, ok := verbs[name]
 		switch {
+		case name == "POST" || name == "HOST:": // a browser sends a page's form here
+			return true
 		case !ok:
 			answers[i] = appendError(answers[i], fmt.Sprintf("ERR unknown command '%.64s'", c[0]))
 			continue
@@ -124,22 +161,15 @@ func (s *Server) perform(ctx context.Context, commands [][][]byte, answers *[bat
 			answers[i] = appendError(answers[i], fmt.Sprintf("ERR wrong number of arguments for '%s' command", strings.ToLower(string(c[0]))))
 			continue
 		}
-		if !f.oneKey || keys[string(c[1])] {
-			under.Wait()
-			clear(keys)
-		}
-		if !f.oneKey || len(commands) == 1 {
-			answers[i] = f.do(ctx, s, c, answers[i])
-			if f.quits {
-				for j := i + 1; j < len(commands); j++ {
-					answers[j] = answers[j][:0]
-				}
-				return true
-			}
+		if f.reads && len(commands) > 1 {
+			under.Go(func() { answers[i] = f.do(ctx, s, c, answers[i]) })
 			continue
 		}
-		keys[string(c[1])] = true
-		under.Go(func() { answers[i] = f.do(ctx, s, c, answers[i]) })
+		under.Wait()
+		answers[i] = f.do(ctx, s, c, answers[i])
+		if f.quits {
+			return true
+		}
 	}
 	return false
 }

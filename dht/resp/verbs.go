@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 // A verb is a command that is served. It has least to most words, its name among them.
 type verb struct {
 	least, most int
-	oneKey      bool // the second word is a key, and no other one is
+	reads       bool // changes nothing
 	quits       bool
 	do          func(ctx context.Context, s *Server, c [][]byte, b []byte) []byte
 }
@@ -32,15 +33,15 @@ var verbs = map[string]verb{
 	"CONFIG":  {least: 3, most: MaxArguments, do: config},
 	"INFO":    {least: 1, most: MaxArguments, do: info},
 	"DBSIZE":  {least: 1, most: 1, do: size},
-	"GET":     {least: 2, most: 2, oneKey: true, do: get},
-	"SET":     {least: 3, most: 4, oneKey: true, do: set},
-	"INCR":    {least: 2, most: 2, oneKey: true, do: increment},
-	"DECR":    {least: 2, most: 2, oneKey: true, do: increment},
-	"INCRBY":  {least: 3, most: 3, oneKey: true, do: increment},
-	"DECRBY":  {least: 3, most: 3, oneKey: true, do: increment},
-	"MGET":    {least: 2, most: MaxArguments, do: getAll},
+	"GET":     {least: 2, most: 2, reads: true, do: get},
+	"SET":     {least: 3, most: MaxArguments, do: set},
+	"INCR":    {least: 2, most: 2, do: increment},
+	"DECR":    {least: 2, most: 2, do: increment},
+	"INCRBY":  {least: 3, most: 3, do: increment},
+	"DECRBY":  {least: 3, most: 3, do: increment},
+	"MGET":    {least: 2, most: MaxArguments, reads: true, do: getAll},
 	"DEL":     {least: 2, most: MaxArguments, do: remove},
-	"EXISTS":  {least: 2, most: MaxArguments, do: exists},
+	"EXISTS":  {least: 2, most: MaxArguments, reads: true, do: exists},
 }
 
 func okay(_ context.Context, _ *Server, _ [][]byte, b []byte) []byte { return appendSimple(b, "OK") }
@@ -142,10 +143,10 @@ var errCondition = errors.New("the condition does not hold")
 
 func set(ctx context.Context, s *Server, c [][]byte, b []byte) []byte {
 	condition := ""
-	if len(c) == 4 {
+	if len(c) > 3 {
 		condition = strings.ToUpper(string(c[3]))
-		if condition != "NX" && condition != "XX" {
-			return appendError(b, fmt.Sprintf("ERR syntax error: SET has the options NX and XX here, and not '%.64s'", c[3]))
+		if len(c) > 4 || condition != "NX" && condition != "XX" {
+			return appendError(b, fmt.Sprintf("ERR syntax error: SET has one of the options NX and XX here, and not '%.64s'", bytes.Join(c[3:], []byte(" "))))
 		}
 	}
 	err := s.table().UpdateBytes(ctx, c[1], func(_ []byte, has bool) ([]byte, error) {
@@ -168,25 +169,30 @@ var (
 	errOverflow = errors.New("increment or decrement would overflow")
 )
 
+// integer returns the number that a text is, and whether it is one in the only form that Redis takes.
+func integer(text []byte) (int64, bool) {
+	n, err := strconv.ParseInt(string(text), 10, 64)
+	return n, err == nil && strconv.FormatInt(n, 10) == string(text)
+}
+
 func increment(ctx context.Context, s *Server, c [][]byte, b []byte) []byte {
 	by, sign := int64(1), int64(1)
 	if c[0][0]|0x20 == 'd' {
 		sign = -1
 	}
 	if len(c) == 3 {
-		n, err := strconv.ParseInt(string(c[2]), 10, 64)
-		if err != nil || sign < 0 && n == math.MinInt64 {
+		var ok bool
+		if by, ok = integer(c[2]); !ok || sign < 0 && by == math.MinInt64 {
 			return appendError(b, "ERR "+errInteger.Error())
 		}
-		by = n
 	}
 	by *= sign
 	var sum int64
 	err := s.table().UpdateBytes(ctx, c[1], func(old []byte, has bool) ([]byte, error) {
 		var n int64
 		if has {
-			var err error
-			if n, err = strconv.ParseInt(string(old), 10, 64); err != nil {
+			var ok bool
+			if n, ok = integer(old); !ok {
 				return nil, errInteger
 			}
 		}
@@ -284,7 +290,7 @@ func appendFailure(b []byte, err error) []byte {
 		word = "WRONGTYPE "
 	case errors.Is(err, gsas.ErrRoom):
 		word = "OOM "
-	case errors.Is(err, dht.ErrBusy):
+	case errors.Is(err, dht.ErrBusy), errors.Is(err, gsas.ErrBusy):
 		word = "TRYAGAIN "
 	}
 	return appendError(b, word+strings.ReplaceAll(err.Error(), "\n", "; "))

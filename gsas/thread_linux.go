@@ -14,10 +14,12 @@ import (
 )
 
 // Times (spec/gsas.md 3; defined by this project). An answer is asked for again after askAgain. A unit
-// that has not answered for silence is gone: it keeps an answer for a second.
+// that has not answered for silence is gone. A unit keeps an answer for 30 s at least; a process that was
+// stopped for longGap between two asks does not ask again.
 const (
 	askAgain = 20 * time.Millisecond
 	silence  = 900 * time.Millisecond
+	longGap  = 10 * time.Second
 )
 
 // Thread is a thread of the global address space: a packetizer and a mailbox of its process's endpoint. It
@@ -154,15 +156,20 @@ func (t *Thread) try(ctx context.Context, op atomics.Op, a Address, args []uint6
 		t.mu.Unlock()
 	}()
 	for began := time.Now(); ; {
+		asked := time.Now()
 		sent := t.t.Send(c, node, number, words[:n])
 		if err := t.await(ctx, c); err != nil {
 			return answer, err
 		}
+		t.take() // the process may have been stopped since the last look
 		if p.done.Load() {
 			break
 		}
 		if sent && t.t.Refused(c) {
 			return answer, fmt.Errorf("%w: node %d takes no requests", ErrAddress, node)
+		}
+		if time.Since(asked) >= longGap {
+			return answer, fmt.Errorf("%w: the process was stopped for %v, and the operation may have been done", ErrGone, time.Since(asked))
 		}
 		if t.waits(p) || t.t.Unread(c) { // pfd may be stopped: the attachment's end would be known
 			began = time.Now()

@@ -69,7 +69,7 @@ static int write_if(exanet_dht *t, uint64_t at, uint64_t expected, const uint64_
 static int load(exanet_dht *t, uint64_t at, uint64_t *e)
 {
 	uint64_t was = 0;
-	int64_t since = 0, pause = LOCK_ASK / 10;
+	int64_t began = 0, since = 0, pause = LOCK_ASK / 10;
 	bool asked = false;
 	int error;
 	while (!(error = load_words(t, at, e)) && e[0] & LOCK) {
@@ -78,10 +78,11 @@ static int load(exanet_dht *t, uint64_t at, uint64_t *e)
 			since = now();
 			asked = false;
 		}
+		began = began ? began : since;
 		rest(&pause, LOCK_ASK / 10);
 		const int64_t waited = now() - since;
 		const uint32_t holder = e[0] >> 8 & 0xffffff;
-		if (waited > LOCK_LIMIT)
+		if (now() - began > LOCK_LIMIT)	/* also if others take it one after the other */
 			return fail(EBUSY, "thread %#" PRIx32 " holds the lock of the element at %#" PRIx64, holder, at);
 		if (waited <= LOCK_ASK || asked)
 			continue;
@@ -160,9 +161,9 @@ struct change {
 
 static int put_value(exanet_dht *t, const struct change *c, const uint64_t *now, bool has, uint64_t *e)
 {
-	(void)t, (void)now, (void)has;
+	(void)t;
 	memcpy(e + 2, c->value, sizeof c->value);
-	return 0;
+	return has && now[0] & RECORD ? dht_other_kind() : 0;
 }
 
 static int compare_and_put(exanet_dht *t, const struct change *c, const uint64_t *now, bool has, uint64_t *e)
@@ -187,11 +188,12 @@ static int put_record(exanet_dht *t, const struct change *c, const uint64_t *now
 static int delete_key(exanet_dht *t, const struct change *c, const uint64_t *now, bool has, uint64_t *e)
 {
 	e[0] = DELETED;
-	return !has ? UNWANTED : c->name.at ? check_record(t, c, now) : 0;
+	return !has ? UNWANTED : c->name.at ? check_record(t, c, now) : now[0] & RECORD ? dht_other_kind() : 0;
 }
 
-/* add_level makes the place of another key indirect: a container takes both, and they appear in it at once. 1: it has. */
-static int add_level(exanet_dht *t, const struct place *p, uint64_t *e)
+/* add_level makes the place of another key indirect: a container takes both, and they appear in it at once. 1: it has.
+ * sent: the place may have been written. */
+static int add_level(exanet_dht *t, const struct place *p, uint64_t *e, bool *sent)
 {
 	static const uint64_t zero[4];
 	const int level = p->level + 1;
@@ -206,22 +208,27 @@ static int add_level(exanet_dht *t, const struct place *p, uint64_t *e)
 	if ((status = store_words(t, container + ELEMENT * one, p->found)) || (status = store_words(t, container + ELEMENT * two, e)))
 		return status;
 	const uint64_t indirect[4] = { dht_next(p->found[0], INDIRECT), container };
+	*sent = true;
 	if ((status = write_if(t, p->at, p->found[0], indirect)))
 		return status;	/* after an error the container may be in use */
-	if ((status = store_words(t, container + ELEMENT * one, zero)) || (status = store_words(t, container + ELEMENT * two, zero)))
-		return status;
-	dht_put_back(t, container, 0, 0);
+	if (!store_words(t, container + ELEMENT * one, zero) && !store_words(t, container + ELEMENT * two, zero))	/* else it is not used again */
+		dht_put_back(t, container, 0, 0);
 	return 0;
 }
 
 /* write_place writes an element into its place: 1, or 0 if the place was changed meanwhile. */
-static int write_place(exanet_dht *t, const struct place *p, uint64_t *e)
+static int write_place(exanet_dht *t, const struct place *p, uint64_t *e, bool *sent)
 {
+	*sent = false;
 	if (p->found[0] && !holds(p->found, e[1]))
-		return add_level(t, p, e);
+		return add_level(t, p, e, sent);
+	*sent = true;
 	e[0] = dht_next(p->found[0], e[0]);
 	return write_if(t, p->at, p->found[0], e);
 }
+
+/* may_be_done reports whether an operation that failed may have been done. */
+static bool may_be_done(int error) { return error == -EHOSTUNREACH || error == -ENOTCONN; }
 
 static int count_keys(exanet_dht *t, uint64_t *keys)
 {
@@ -229,37 +236,44 @@ static int count_keys(exanet_dht *t, uint64_t *keys)
 	const uint64_t more = n;
 	uint64_t old = 0;
 	const int error = gsas_call(t->g, EXANET_FETCH_ADD, t->header + ELEMENT, &more, &old);
-	if (error)
+	if (error && !may_be_done(error))
 		__atomic_fetch_add(&t->count, n, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&t->kept, error ? t->kept + COUNTED : COUNTED, __ATOMIC_SEQ_CST);
 	*keys = old + more;
 	return error;
 }
 
-/* attempt tries a change once. */
-static int attempt(exanet_dht *t, const struct change *c)
+/* attempt tries a change once. slow is the element whose record had another checksum in the attempt before: if it is still
+ * there, its record is damaged, and can only be deleted. */
+static int attempt(exanet_dht *t, const struct change *c, uint64_t *slow)
 {
 	struct place p;
 	uint64_t e[4] = { 0 }, keys;
+	bool sent;
 	int status = find(t, c->key, &p);
 	if (status)
 		return status;
 	const bool own = holds(p.found, c->key), has = own && !(p.found[0] & DELETED);
-	if ((status = c->decide(t, c, p.found, has, e)))
+	status = c->decide(t, c, p.found, has, e);
+	if (status == SLOW && !memcmp(slow, p.found, sizeof p.found))
+		status = c->decide == delete_key ? 0 : dht_damaged();
+	if (status == SLOW)
+		memcpy(slow, p.found, sizeof p.found);
+	if (status)
 		return status;
 	e[1] = c->key;
 	const bool deletes = e[0] & DELETED, record = e[0] & RECORD;
-	if ((status = write_place(t, &p, e)) < 0)
-		return status;	/* what e points to may be in use */
-	if (!status && record)
+	status = write_place(t, &p, e, &sent);
+	if (record && (!status || (status < 0 && !sent)))	/* else it may be in use */
 		dht_put_back(t, e[2], dht_record_size((uint32_t)e[3]), 0);
-	if (!status)
-		return LATE;
+	if (status <= 0)
+		return status ? status : LATE;
 	if (own && p.found[0] & RECORD && dht_record_right(p.found) && p.found[2] >> 48)	/* else a member of the tree wrote over it */
 		dht_put_back(t, p.found[2], dht_record_size((uint32_t)p.found[3]), now() + RETIREMENT);
 	if (has == deletes) {
-		const int64_t n = __atomic_add_fetch(&t->count, has ? -1 : 1, __ATOMIC_SEQ_CST);
-		if ((n >= COUNTED || n <= -COUNTED) && (status = count_keys(t, &keys)))
-			return status;
+		const int64_t n = __atomic_add_fetch(&t->count, has ? -1 : 1, __ATOMIC_SEQ_CST), kept = __atomic_load_n(&t->kept, __ATOMIC_SEQ_CST);
+		if (n >= kept || n <= -kept)
+			count_keys(t, &keys);	/* the change is made, also if the header cannot be written */
 	}
 	return MADE;
 }
@@ -277,8 +291,9 @@ static int change(exanet_dht *t, const char *verb, const struct change *c)
 {
 	UNCANCELLED;
 	int status = LATE, slow = 0;
+	uint64_t element[4] = { 0 };
 	for (int i = 0; i < ATTEMPTS && slow < SLOW_LIMIT && (status == LATE || status == SLOW); i++) {
-		status = attempt(t, c);
+		status = attempt(t, c, element);
 		slow += status == SLOW;
 	}
 	if (status == MADE || status == UNWANTED)
@@ -352,6 +367,7 @@ int exanet_dht_get_bytes(exanet_dht *t, const void *key, size_t n, void *value, 
 	if (status)
 		return status;
 	const uint64_t hash = dht_key(key, n);
+	uint64_t slow[4] = { 0 };
 	for (int i = 0; i < SLOW_LIMIT; i++) {
 		if ((status = find(t, hash, &p)))
 			return context(t, "get", hash, status);
@@ -359,6 +375,11 @@ int exanet_dht_get_bytes(exanet_dht *t, const void *key, size_t n, void *value, 
 			return 0;
 		if ((status = dht_read_record(t, p.found, name, b, &found)) != SLOW)
 			break;
+		if (!memcmp(slow, p.found, sizeof slow)) {
+			status = dht_damaged();
+			break;
+		}
+		memcpy(slow, p.found, sizeof slow);
 	}
 	if (status)
 		return context(t, "get", hash, status == SLOW ? fail(EBUSY, "its record was replaced each of %d times that it was read", SLOW_LIMIT) : status);
@@ -472,6 +493,7 @@ static int make(exanet_gsas *g, const char *name, exanet_dht **out, uint64_t *en
 	if (!t)
 		return fail(ENOMEM, "no memory");
 	t->g = g;
+	t->kept = COUNTED;
 	pthread_mutex_init(&t->lock, NULL);
 	memcpy(t->name, name, n);
 	memcpy(entry + 1, t->name, EXANET_DHT_NAME);
@@ -483,15 +505,17 @@ static int make(exanet_gsas *g, const char *name, exanet_dht **out, uint64_t *en
 static int opened(exanet_dht **out, bool made, int error)
 {
 	exanet_dht *t = *out;
+	const char *verb = made ? "create" : "open";
 	char why[400];
 	if (!error)
 		return 0;
 	snprintf(why, sizeof why, "%s", exanet_error());
+	made = made && !may_be_done(error);	/* else the directory may name the table */
 	for (unsigned i = 0; made && i < t->nodes; i++)
 		gsas_call(t->g, OP_FREE, t->parts[i], (const uint64_t[]){ 0 }, NULL);
 	if (made && t->header)
 		gsas_call(t->g, OP_FREE, t->header, (const uint64_t[]){ 0 }, NULL);
-	fail(-error, "%s table \"%s\": %s", made ? "create" : "open", t->name, why);
+	fail(-error, "%s table \"%s\": %s", verb, t->name, why);
 	free_table(t);
 	*out = NULL;
 	return error;

@@ -41,6 +41,7 @@ struct exanet_dht {
 	uint64_t header, each, parts[MAX_NODES];	/* each: elements of a part */
 	unsigned log, nodes;
 	int64_t count;		/* changes of the number of keys that are kept back: atomic */
+	int64_t kept;		/* how many are, at most: atomic; more if the header could not be written */
 	pthread_mutex_t lock;	/* guards stocks */
 	struct stock *stocks;
 };
@@ -67,6 +68,7 @@ int dht_record_size(uint64_t bytes);
 
 int dht_check_bytes(struct bytes key, struct bytes value);
 int dht_other_kind(void);
+int dht_damaged(void);
 /* dht_record_right reports whether an element can point to a record. */
 bool dht_record_right(const uint64_t *e);
 /* dht_read_record reads the record of an element into b, of RECORD_ROOM bytes: 0, SLOW or an error. Its key must be the one

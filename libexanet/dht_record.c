@@ -98,9 +98,14 @@ int dht_take(exanet_dht *t, uint32_t node, int size, uint64_t *at)
 		if ((error = gsas_call(t->g, OP_ALLOC, exanet_gsas_at(node, 0), (const uint64_t[]){ pages, 0 }, &more)))
 			return error;
 		pthread_mutex_lock(&t->lock);
-		s->room[!!size].at = more;
-		s->room[!!size].end = more + pages * PAGE;
+		const bool late = s->room[!!size].end - s->room[!!size].at >= (size ? ELEMENT * (uint64_t)size : PAGE);	/* another caller was faster */
+		if (!late) {
+			s->room[!!size].at = more;
+			s->room[!!size].end = more + pages * PAGE;
+		}
 		pthread_mutex_unlock(&t->lock);
+		if (late && (error = gsas_call(t->g, OP_FREE, more, (const uint64_t[]){ 0 }, NULL)))
+			return error;
 	}
 	return 0;
 }
@@ -142,6 +147,8 @@ int dht_check_bytes(struct bytes key, struct bytes value)
 bool dht_record_right(const uint64_t *e) { return (uint32_t)e[3] >= RECORD_HEADER && (uint32_t)e[3] <= RECORD_MOST && !(e[2] % ELEMENT); }
 
 int dht_other_kind(void) { return fail(EMEDIUMTYPE, "the key holds another kind of value, or another key of bytes with the same hash"); }
+
+int dht_damaged(void) { return fail(EBADMSG, "its record has another checksum than its element: delete the key"); }
 
 int dht_read_record(exanet_dht *t, const uint64_t *e, struct bytes key, unsigned char *b, struct bytes *value)
 {

@@ -11,8 +11,10 @@
 
 #include "gsas.h"
 
-/* An operation is asked for again after ASK_AGAIN. A unit that has not answered for SILENCE is gone: it keeps an answer
- * for a second (3). PAUSE_MOST is the longest pause before a unit that is busy is asked again. */
+/* An operation is asked for again after ASK_AGAIN. A unit that has not answered for SILENCE is gone. A unit keeps an answer
+ * for 30 s at least; a process that was stopped for LONG_GAP between two asks does not ask again. PAUSE_MOST is the longest
+ * pause before a unit that is busy is asked again. */
+#define LONG_GAP INT64_C(10000000000)
 enum { MS = 1000000, ASK_AGAIN = 20 * MS, SILENCE = 900 * MS, PAUSE_MOST = 100 * MS, LOOK_ANSWER = 10 * MS };
 enum { REFUSED_REQUEST = 1 };	/* of answered */
 
@@ -411,6 +413,8 @@ static int await(exanet_gsas *g, struct call *c)
 			return failed(c->op, c->words[1], EFAULT, "the node takes no requests, or there is no such node");
 		if (status != EXANET_ONGOING)
 			return status;
+		if (now() - c->asked >= LONG_GAP)	/* the node may have forgotten that it is done */
+			return failed(c->op, c->words[1], EHOSTUNREACH, "the process was stopped, and the operation may have been done");
 		pthread_mutex_lock(&g->lock);
 		if (c->waiting || unread(g, c))	/* pfd is stopped, or needs a processor */
 			c->began = now();

@@ -14,7 +14,7 @@ var treeMutants = []mutants.Mutant{
 	mutants.Of("an operation that is in flight begun again",
 		mutants.In(unitFile, "	case from.Number == rec.number:\n", "	case M && from.Number == rec.number && rec.n == 0:\n		rec.flying = -1\n	case from.Number == rec.number:\n")),
 	mutants.Of("an answered operation performed again",
-		mutants.In(unitFile, "	case rec.old(now):\n", "	case rec.old(now) || M && rec.n > 0 && from.Number == rec.number && from.Generation == rec.generation:\n")),
+		mutants.In(unitFile, "	case rec.generation != from.Generation:\n", "	case M && rec.n > 0 && from.Number == rec.number && from.Generation == rec.generation:\n	case rec.generation != from.Generation:\n")),
 	mutants.Of("an old request performed",
 		mutants.In(unitFile, "	case !atomics.Newer(from.Number, rec.number):", "	case !M && !atomics.Newer(from.Number, rec.number):")),
 	mutants.Of("a request of a former domain taken for a new one",

@@ -20,8 +20,10 @@ import (
 const (
 	// InFlight is the number of operations that have begun and have not ended.
 	InFlight = 64
-	// Keep is how long an answer is kept.
-	Keep = int64(time.Second)
+	// Keep is how long an answer is kept, at least: until there was no request of its channel from one
+	// sweep to the next but one. So a unit that was stopped for long does not forget what it has performed
+	// before it has seen what arrived meanwhile.
+	Keep = int64(30 * time.Second)
 )
 
 // Source is the wired source of a request, with the number that the thread wrote to SEND.
@@ -65,7 +67,8 @@ type Unit struct {
 	used    uint64        // a bit for each op in flight
 	count   uint32        // operations begun, for their IDs; a reset does not clear it
 	records map[uint32]*record
-	swept   int64 // when old records were last removed
+	swept   int64  // when old records were last removed
+	sweeps  uint64 // how often
 	stats   Stats
 }
 
@@ -81,8 +84,8 @@ type op struct {
 type record struct {
 	number     uint16
 	generation device.Generation
-	at         int64
-	flying     int // op in flight of this or an earlier request of the channel, -1 none
+	sweeps     uint64 // of the unit at its last request or end
+	flying     int    // op in flight of this or an earlier request of the channel, -1 none
 	words      [atomics.MaxAnswer]uint64
 	n          int // words of the answer, 0 none yet
 }
@@ -139,7 +142,6 @@ func (u *Unit) Request(now int64, from *Source, words []uint64) bool {
 		}
 		rec = &record{flying: -1}
 		u.records[key] = rec
-	case rec.old(now):
 	case rec.generation != from.Generation:
 		if rec.generation-from.Generation < 1<<31 { // of a former domain: generations grow
 			u.stats.Stale++
@@ -147,6 +149,7 @@ func (u *Unit) Request(now int64, from *Source, words []uint64) bool {
 		}
 	case from.Number == rec.number:
 		u.stats.Repeated++
+		rec.sweeps = u.sweeps
 		if rec.n == 0 {
 			u.say(from, &r, atomics.Waiting)
 		} else {
@@ -157,7 +160,7 @@ func (u *Unit) Request(now int64, from *Source, words []uint64) bool {
 		u.stats.Stale++
 		return true
 	}
-	rec.number, rec.generation, rec.at, rec.n = from.Number, from.Generation, now, 0
+	rec.number, rec.generation, rec.sweeps, rec.n = from.Number, from.Generation, u.sweeps, 0
 	status := u.begin(from, &r, rec, err)
 	if status != atomics.OK {
 		u.stats.Refused++
@@ -259,7 +262,7 @@ func (u *Unit) end(now int64, i int, status atomics.Status, values []uint64) {
 	if o.from.Number != rec.number || o.from.Generation != rec.generation || rec.n != 0 {
 		return // the thread has given it up
 	}
-	rec.at = now
+	rec.sweeps = u.sweeps
 	rec.n = u.answer(&o.from, &o.access.Request, status, values, &rec.words)
 }
 
@@ -292,17 +295,15 @@ func (u *Unit) flying() func(yield func(int) bool) {
 	}
 }
 
-// old reports whether a record need not be kept.
-func (r *record) old(now int64) bool { return r.flying < 0 && now-r.at > Keep }
-
 // sweep removes old records.
 func (u *Unit) sweep(now int64) {
 	if now-u.swept <= Keep {
 		return
 	}
 	u.swept = now
+	u.sweeps++
 	for key, r := range u.records {
-		if r.old(now) {
+		if r.flying < 0 && r.sweeps+1 < u.sweeps {
 			delete(u.records, key)
 		}
 	}

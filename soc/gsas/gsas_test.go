@@ -271,13 +271,22 @@ func TestRepeated(t *testing.T) {
 	if a := r.begun(); a != nil {
 		t.Errorf("of a former domain: %+v", a)
 	}
-	// And an old record counts no more.
-	r.now += Keep + 1
+	// A unit that was stopped for long still knows what it has performed; after two sweeps an old record
+	// counts no more.
+	r.now += 100 * Keep
+	r.ask(Source{7, 40, 2, 5}, 0, own, atomics.FetchAdd, atomics.At(node, 0), 1)
+	if a := r.begun(); a != nil {
+		t.Errorf("performed again after a long stop: %+v", a)
+	}
+	for range 3 {
+		r.now += Keep + 1
+		r.ask(Source{7, 42, 1, 4}, 0, own, atomics.Read64, atomics.At(node, 4), 1)
+	}
 	r.ask(Source{7, 40, 2, 4}, 0, own, atomics.FetchAdd, atomics.At(node, 0), 1)
 	if r.begun() == nil {
-		t.Error("a number is refused after more than a second")
+		t.Error("a number is refused after two sweeps")
 	}
-	if s := r.u.Stats(); s.Repeated != 4 || s.Stale != 5 || s.InFlight != 1 || s.Pages != 1 || len(r.u.records) != 1 {
+	if s := r.u.Stats(); s.Repeated != 7 || s.Stale != 5 || s.InFlight != 1 || s.Pages != 1 || len(r.u.records) != 2 {
 		t.Errorf("%+v, %d records", s, len(r.u.records))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
@@ -98,7 +99,7 @@ func TestRandom(t *testing.T) {
 				}
 				r.u.Done(r.now, rng.Uint32(), atomics.OK, nil) // of nothing
 			case 6:
-				r.now += rng.Int64N(Keep / 20) // requests are repeated within a second
+				r.now += rng.Int64N(int64(time.Second) / 20) // requests are repeated within a second
 			default:
 				from := thread(32+rng.IntN(3), 0)
 				k := id{from, rng.IntN(device.PktzChannels)}

@@ -24,8 +24,8 @@ type Mapping struct {
 	directory Address // of the tree
 }
 
-// Map maps the memory. It stays mapped until the Mapping is closed, also after the end of the thread and of its
-// tree; pfd does not use it then.
+// Map maps the memory. It stays mapped until the Mapping is closed, also after the end of the thread. When its
+// tree ends, all words become zero, and pfd does not use the memory any more.
 func (t *Thread) Map() (*Mapping, error) {
 	m := &Mapping{node: t.node, region: uint64(t.t.Info().Region), directory: t.Directory()}
 	err := t.t.Memory(func(fd int) (err error) {

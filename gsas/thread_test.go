@@ -312,6 +312,30 @@ func TestFree(t *testing.T) {
 }
 
 // TestMap: words of the own node that the process changes by itself are those that threads see.
+// TestMemoryOfAnEndedTree: nothing stays in memory that a process has mapped when its tree has ended.
+func TestMemoryOfAnEndedTree(t *testing.T) {
+	r := newRig(t, nil)
+	a := r.begin(0)
+	at := r.alloc(a, 0, 64, 0)
+	m, err := a.Map()
+	r.ok(err)
+	defer m.Close()
+	words, err := m.Words(at, 64*gsas.PageSize/8)
+	r.ok(err)
+	for i := range words {
+		atomic.StoreUint64(&words[i], 1)
+	}
+	r.ok(a.Close())
+	for i := range words { // in the order in which they are punched, or later
+		for atomic.LoadUint64(&words[i]) != 0 {
+			if t.Context().Err() != nil {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
 func TestMap(t *testing.T) {
 	r := newRig(t, nil)
 	a := r.begin(0)

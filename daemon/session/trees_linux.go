@@ -307,8 +307,8 @@ func (t *trees) free(l *liveTree, n *Node, c *atomics.Call, answer func(atomics.
 			answer(atomics.Gone)
 			return
 		}
-		go func() { // it may be long
-			err := m.punch(run)
+		go func() { // it may be long: a process that maps the memory can keep it from ending
+			t.d.turns.Do(l.uid, func() { err = m.punch(run.Offset(), run.Pages) })
 			if err == nil {
 				t.dir.Freed(l.id, run)
 			}
@@ -324,10 +324,10 @@ func (t *trees) free(l *liveTree, n *Node, c *atomics.Call, answer func(atomics.
 	})
 }
 
-// punch makes pages zero and absent.
-func (m *memory) punch(run tree.Run) error {
+// punch makes pages from an offset on zero and absent.
+func (m *memory) punch(offset, pages uint64) error {
 	for {
-		err := unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(run.Offset()), int64(run.Pages)*device.PageSize)
+		err := unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(offset), int64(pages)*device.PageSize)
 		if !errors.Is(err, unix.EINTR) {
 			return os.NewSyscallError("fallocate", err)
 		}
@@ -361,8 +361,10 @@ func (t *trees) bury(l *liveTree) {
 		if err != nil {
 			return
 		}
-		if err := m.close(); err != nil {
-			t.d.log.Warn("closing the memory of a tree", "err", err)
+		// A process may keep the file: its pages are not to be. All calls that it can prolong take turns.
+		t.d.turns.Do(l.uid, func() { err = errors.Join(m.punch(0, atomics.RegionSize/device.PageSize), m.close()) })
+		if err != nil {
+			t.d.log.Warn("closing the memory of a tree", "uid", l.uid, "err", err)
 		}
 		t.memories.Give(l.uid)
 	}

@@ -307,9 +307,10 @@ const reserved = 4
 func (t *Table) take(ctx context.Context, node device.NodeID) (gsas.Address, error) {
 	t.mu.Lock()
 	if r := t.reserve[node]; len(r) > 0 {
+		at := r[len(r)-1]
 		t.reserve[node] = r[:len(r)-1]
 		t.mu.Unlock()
-		return r[len(r)-1], nil
+		return at, nil
 	}
 	t.mu.Unlock()
 	at, err := t.memory.Alloc(ctx, node, reserved, 0)

@@ -179,7 +179,7 @@ func (r *run) oneVariable(tr *tree) error {
 		{"4, own node", []*gsas.Thread{tr.threads[0], tr.threads[2], tr.threads[4], tr.threads[6]}}, {"4, of two nodes", tr.threads[:4]},
 	} {
 		c := t.cell(k.row, "additions")
-		turns = append(turns, &turn{count: max(r.Count/50, 1), do: func(add func(*Cell, ...float64)) error {
+		turns = append(turns, &turn{count: max(r.Count/200, 1), do: func(add func(*Cell, ...float64)) error {
 			n, took, err := together(r.ctx, len(k.threads), r.Window, func(i int) error {
 				_, err := k.threads[i].FetchAdd(r.ctx, at, 1)
 				return err
@@ -315,7 +315,7 @@ func (r *run) stores(t *Table, stores []store) error {
 			for i := range random {
 				random[i] = rand.New(rand.NewPCG(uint64(i), 1)) // the same keys for all stores
 			}
-			turns = append(turns, &turn{count: max(r.Count/100, 1), do: func(add func(*Cell, ...float64)) error {
+			turns = append(turns, &turn{count: max(r.Count/250, 1), do: func(add func(*Cell, ...float64)) error {
 				n, took, err := together(r.ctx, dhtClients, r.Window, func(i int) error {
 					key := dhtKey(k.draw(random[i]))
 					if k.puts > 0 && random[i].Float64() < k.puts {

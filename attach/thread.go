@@ -37,7 +37,7 @@ const (
 // MaxThreads is how many GSAS threads an attachment may have. Defined by this project.
 const MaxThreads = 8
 
-// Token names a tree of threads to those who may join it. The zero Token names none.
+// Token names a tree of threads. A process that presents it joins the tree. The zero Token names none.
 type Token [16]byte
 
 // Thread requests a thread: in a new tree, or in the one with a token.

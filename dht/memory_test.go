@@ -169,7 +169,7 @@ func (c client) Alloc(ctx context.Context, node device.NodeID, pages uint64, hin
 }
 
 // interleave runs clients with the operations of their memory in an order that a seed gives. A client
-// whose life is over (lives, in operations; 0 is for ever) ends in the midst of what it does.
+// that has a life (lives, in operations; 0 means no limit) stops after that many, in the middle of a call.
 func interleave(seed uint64, m *words, lives []int, run ...func(c Memory)) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	type turn struct {

@@ -49,8 +49,8 @@ type Memory interface {
 	Alloc(ctx context.Context, node device.NodeID, pages uint64, hint gsas.Address) (gsas.Address, error)
 	Free(ctx context.Context, at gsas.Address) error
 	Alive(ctx context.Context, thread uint32) (bool, error)
-	// Directory returns the address of the page at the root's node that is given to nobody who does not
-	// ask for it: the tree's directory of tables is there.
+	// Directory returns the address of a page at the root's node that Alloc returns only if it is the hint.
+	// The tree's directory of tables is there.
 	Directory() gsas.Address
 }
 

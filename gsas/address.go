@@ -18,7 +18,7 @@ func At(node device.NodeID, offset uint64) Address { return atomics.At(node, off
 // PageSize is the size of a page.
 const PageSize = device.PageSize
 
-// Token names a tree to those who may join it. Its text is 32 hexadecimal digits.
+// Token names a tree. A process that has it can join the tree. Its text is 32 hexadecimal digits.
 type Token [16]byte
 
 // String returns the text of a token.

@@ -130,7 +130,7 @@ func (b *dhtBench) fill(ctx context.Context, tables []*dht.Table, keys uint64) (
 // errValue: a get found a value that nobody put.
 var errValue = errors.New("the table has a value that was not put")
 
-// run gets and puts random keys until the time is over.
+// run gets and puts random keys for the duration.
 func (b *dhtBench) run(ctx context.Context, tables []*dht.Table, keys uint64) (gets, puts dhtRates, err error) {
 	end := time.Now().Add(b.time)
 	h, took, err := each(tables, func(t *dht.Table, h []*hdrhistogram.Histogram, r *rand.Rand) (bool, error) {

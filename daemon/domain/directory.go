@@ -38,7 +38,7 @@ type DirectoryConfig struct {
 	// Quota is how many of a node's sixteen slots one user may hold, 1 to 16; 0: DefaultQuota.
 	// SetQuota changes it.
 	Quota int
-	// KeepLast reports whether the last free slot of a node is withheld from a user who has
+	// KeepLast reports whether the last free slot of a node is withheld from a user that has
 	// others there; nil: from no user.
 	KeepLast func(uid uint32) bool
 	// Generation is the first one assigned; 0: a random one, so that a pfd that takes over a

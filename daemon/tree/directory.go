@@ -46,7 +46,7 @@ var (
 	ErrProtection = errors.New("the pages are another tree's")
 )
 
-// Token names a tree to those who may join it. It is random, so nobody guesses one.
+// Token names a tree. A thread that presents it joins the tree. It is random, so that it cannot be guessed.
 type Token [16]byte
 
 // Thread describes a thread.
@@ -75,7 +75,7 @@ type Config struct {
 	Quota  uint64       // bytes of each user; SetQuota changes it
 	Random func() Token // makes a token
 	Now    func() int64 // a monotonic clock, ns
-	// KeepLast reports whether the last free thread of a node is withheld from a user who has others
+	// KeepLast reports whether the last free thread of a node is withheld from a user that has others
 	// there; nil: from no user.
 	KeepLast func(uid uint32) bool
 }

@@ -250,7 +250,7 @@ func TestPages(t *testing.T) {
 	alloc(t, d, p, 1, 1, 0)
 }
 
-// TestAreaIsFull: a region gives all its pages but the named ones' places, and then none.
+// TestAreaIsFull: all pages of a region can be allocated, except those that need a hint; then allocation fails.
 func TestAreaIsFull(t *testing.T) {
 	d := newDirectory(1, 2*atomics.RegionSize)
 	a := begin(t, d, 0, 1)

@@ -22,6 +22,9 @@ var ErrSocketPath = errors.New("socket path not usable")
 // MetricsSocket returns the name of the metrics socket beside a control socket.
 func MetricsSocket(socket string) string { return socket + sockets.MetricsSuffix }
 
+// HostsSocket returns the name of the socket of exanet-hostd beside a control socket.
+func HostsSocket(socket string) string { return socket + sockets.HostsSuffix }
+
 // AttachSocket returns the name of the attachment socket beside a control socket.
 func AttachSocket(socket string) string { return socket + AttachSuffix }
 

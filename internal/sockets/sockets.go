@@ -19,6 +19,9 @@ const AttachSuffix = ".attach"
 // MetricsSuffix is appended for the metrics socket; defined by this project.
 const MetricsSuffix = ".metrics"
 
+// HostsSuffix is appended for the socket of exanet-hostd; defined by this project.
+const HostsSuffix = ".hosts"
+
 // ErrNoDefault reports that the environment names no socket, as after su and in a container.
 var ErrNoDefault = errors.New("no socket is named, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set: " +
 	"name one with --socket PATH, or run `export XDG_RUNTIME_DIR=$(mktemp -d)` and set the same directory in each shell that uses this pfd")

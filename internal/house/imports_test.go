@@ -28,6 +28,7 @@ var levels = map[string]int{
 
 	// The protocols between daemon, emu and rdma.
 	"attach": 4, "daemon/control": 4,
+	"link":          4, // links between the pfds of several hosts
 	"internal/live": 5, // follows a running pfd by control
 	"space":         4, // the memory of a process, whatever the way
 	"space/memport": 4, // by its own helper

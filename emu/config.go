@@ -44,8 +44,13 @@ type Attachment struct {
 
 // Config configures an engine.
 type Config struct {
-	Nodes  int // 1..MaxNodes; node i has id i
-	VABits int // 39..48; 0: 48
+	Nodes int // 1..MaxNodes; node i has id Base + i
+	// Base is the id of the first node. Ids above atomics.MaxNode have no part of the global shared
+	// address space and are refused.
+	Base device.NodeID
+	// Carrier, if not nil, is the way to the nodes of other hosts.
+	Carrier Carrier
+	VABits  int // 39..48; 0: 48
 	// NoTXFIFO leaves source faults to the senders' time-outs.
 	NoTXFIFO bool
 	// Stall lets the nodes stall faulting accesses (CAPS[26]).
@@ -69,6 +74,17 @@ type Config struct {
 	// Trace, if not nil, takes the records of refused blocks, together with those of the engine's
 	// user. The engine passes them on to its readers.
 	Trace *trace.Log
+}
+
+// Carrier carries frames to the nodes of other hosts. Its methods are called on the owning goroutine and
+// must not block.
+type Carrier interface {
+	// Reaches reports whether id is a node of another host, whether that host can be reached now or
+	// not.
+	Reaches(id device.NodeID) bool
+	// Send sends a frame to a node of another host. It copies what it keeps: the frame remains the
+	// caller's. A frame for a link that is down is dropped.
+	Send(f *wire.Frame)
 }
 
 // Limits and defaults of an engine. Values below are defined by this project.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/internal/threads"
 	"github.com/exanet/pfd/internal/turnstile"
@@ -36,6 +37,9 @@ func New(cfg Config) (*Engine, error) {
 	}
 	if cfg.Nodes < 1 || cfg.Nodes > MaxNodes {
 		return nil, fmt.Errorf("%w: %d nodes: give 1 to %d", ErrConfig, cfg.Nodes, MaxNodes)
+	}
+	if last := uint64(cfg.Base) + uint64(cfg.Nodes) - 1; last > atomics.MaxNode {
+		return nil, fmt.Errorf("%w: nodes %d to %d: the highest id is %d (docs/spec/gsas.md 1): give a lower base", ErrConfig, cfg.Base, last, atomics.MaxNode)
 	}
 	if err := cfg.Link.Check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
@@ -73,9 +77,9 @@ func New(cfg Config) (*Engine, error) {
 			n.outside = cfg.Outside(i)
 		}
 		n.soc = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil, Windows: true, GSAS: cfg.Outside == nil,
+			ID: cfg.Base + device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil, Windows: true, GSAS: cfg.Outside == nil,
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
-			Route: func(id device.NodeID) bool { return int(id) < cfg.Nodes },
+			Route: e.route,
 		})
 		n.due = n.deadline()
 		n.bus = &bus{engine: e, node: n}

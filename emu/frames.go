@@ -17,7 +17,7 @@ func (e *Engine) Tap(f func(at int64, f *wire.Frame)) {
 }
 
 func (e *Engine) tapped(f *wire.Frame) {
-	if t := e.tap.Load(); t != nil && int(f.DstNode) < len(e.nodes) {
+	if t := e.tap.Load(); t != nil && e.route(f.DstNode) {
 		(*t)(e.base.UnixNano()+e.Now(), f)
 	}
 }
@@ -32,7 +32,7 @@ func (e *Engine) transmit(n *node, f *wire.Frame) {
 			return
 		}
 	}
-	if l := &n.flight; l.link != nil && int(f.DstNode) != n.index {
+	if l := &n.flight; l.link != nil && f.DstNode != n.soc.ID() && e.nodeOf(f.DstNode) != nil {
 		l.frames = l.link.Carry(e.clock.now, f, l.frames)
 		n.due = n.deadline()
 		return
@@ -54,9 +54,12 @@ func (e *Engine) arrive(n *node) {
 }
 
 func (e *Engine) receive(f *wire.Frame) {
-	if int(f.DstNode) >= len(e.nodes) {
-		e.pool.Put(f)
+	if n := e.nodeOf(f.DstNode); n != nil {
+		e.step(n, &soc.Event{Kind: soc.FrameArrived, Frame: f})
 		return
 	}
-	e.step(e.nodes[f.DstNode], &soc.Event{Kind: soc.FrameArrived, Frame: f})
+	if e.cfg.Carrier != nil {
+		e.cfg.Carrier.Send(f)
+	}
+	e.pool.Put(f)
 }

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/internal/threads"
@@ -77,6 +78,19 @@ func (e *Engine) Now() int64 { return int64(time.Since(e.base)) }
 // Clock returns the machines' time, in ns: the times that Node returns are in it. On the owning
 // goroutine.
 func (e *Engine) Clock() int64 { return e.clock.now }
+
+// nodeOf returns the node of an id, nil if it is none of this engine's.
+func (e *Engine) nodeOf(id device.NodeID) *node {
+	if i := uint32(id - e.cfg.Base); i < uint32(len(e.nodes)) {
+		return e.nodes[i]
+	}
+	return nil
+}
+
+// route reports whether there is a way to a node.
+func (e *Engine) route(id device.NodeID) bool {
+	return e.nodeOf(id) != nil || e.cfg.Carrier != nil && e.cfg.Carrier.Reaches(id)
+}
 
 // attached iterates over the attached slots.
 func (e *Engine) attached(yield func(*slot) bool) {

@@ -115,10 +115,10 @@ func (e *Engine) showTrace(now int64) {
 	list := t.log.Waiting()
 	for i := range list {
 		r := &list[i]
-		if r.Kind != trace.Block || r.Times[trace.BlockPublished] == 0 || int(r.Node) >= len(e.nodes) {
+		if r.Kind != trace.Block || r.Times[trace.BlockPublished] == 0 || e.nodeOf(device.NodeID(r.Node)) == nil {
 			continue
 		}
-		n := e.nodes[r.Node]
+		n := e.nodeOf(device.NodeID(r.Node))
 		if r.Times[trace.BlockSeen] != 0 {
 			continue
 		}
@@ -161,7 +161,7 @@ func (e *Engine) traceDoorbell(s *slot, ch int) {
 	list := t.log.Waiting()
 	for i := range list {
 		r := &list[i]
-		if r.Kind == trace.Block && int(r.Node) == s.node.index && int(r.Slot) == s.index && int(r.Channel) == ch &&
+		if r.Kind == trace.Block && r.Node == uint32(s.node.soc.ID()) && int(r.Slot) == s.index && int(r.Channel) == ch &&
 			r.Times[trace.BlockPublished] != 0 && r.Times[trace.BlockSeen] == 0 {
 			r.Times[trace.BlockSeen] = s.att.Pages.Seen(ch)
 		}

@@ -45,6 +45,10 @@ const (
 	// firmware issues no block to that node until it takes them again. Links within one pfd are never
 	// full.
 	LinkReady
+	// NodeGone: the node Destination is gone until LinkReady says otherwise; transfers to it end.
+	NodeGone
+	// NodeDrains: no new transfers to the node Destination are begun (OK), or they are again.
+	NodeDrains
 )
 
 // Event is one input of a node.

@@ -6,6 +6,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
+	"github.com/exanet/pfd/soc/pldma"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -38,7 +39,7 @@ func (n *Node) send(iface, ch, count int, number uint16) {
 	if n.ctrl&device.CtrlEnable == 0 || !conf.Enable || conf.PDID == device.PDIDFirmware || count < 1 || count > device.PktzMaxWords ||
 		box == device.MailboxAck || box >= device.Interfaces ||
 		(iface >= device.MailboxThread || conf.GSAS) && !n.threadMay(iface, box, conf.GSAS) ||
-		n.cfg.Route != nil && !n.cfg.Route(node) {
+		!n.routed(node, box) {
 		c.status = device.PktzRefused
 		n.counts[device.MboxRefused]++
 		return
@@ -61,6 +62,10 @@ func (n *Node) send(iface, ch, count int, number uint16) {
 		packetizer.Stamp(cfg, f.Message[:count])
 	}
 	if box == device.MailboxRead {
+		if n.leaves(uint8(iface), f) {
+			n.cfg.Pool.Put(f)
+			return
+		}
 		open, served := n.opened(uint8(iface), f)
 		if !open { // the tag is in use, or too many reads are open
 			c.status = device.PktzRefused
@@ -85,6 +90,49 @@ func (n *Node) send(iface, ch, count int, number uint16) {
 		f.Epoch = n.dma.Epoch() // the answer carries it back
 	}
 	n.out = append(n.out, Action{Kind: Transmit, Frame: f})
+}
+
+// routed reports whether a message has a way to a node. A read request to a node that is gone is answered
+// instead.
+func (n *Node) routed(node device.NodeID, box uint8) bool {
+	if gone, _ := n.fw.Leaving(node); gone {
+		return box == device.MailboxRead
+	}
+	return n.cfg.Route == nil || n.cfg.Route(node)
+}
+
+// gone handles the loss of a node: transfers to it, and reads from it, end with status 10.
+func (n *Node) gone(node device.NodeID) {
+	n.fw.Gone(node)
+	n.dma.ReadsFrom(node, node, func(_ int, r *pldma.OpenRead) { n.answerGone(r.Interface, node, r.Tag) })
+}
+
+// leaves answers a read request to a node that is gone, or a new one to a node that drains, and reports
+// whether it did: the request is not sent.
+func (n *Node) leaves(iface uint8, f *wire.Frame) bool {
+	gone, leaving := n.fw.Leaving(f.DstNode)
+	if !leaving {
+		return false
+	}
+	m, err := mailbox.DecodeReadRequest(f.Message[:f.MessageLen])
+	if slot := n.dma.SlotOf(f.SrcPDID, f.SrcGeneration); err != nil || !gone && (m.Size == 0 || slot >= 0 && n.dma.Reading(slot, iface, m.Tag)) {
+		return false
+	}
+	n.answerGone(iface, f.DstNode, m.Tag)
+	return true
+}
+
+// answerGone answers a read of a process of this node in place of its target's firmware. Like that one's
+// answer it may have to be dropped; the process then repeats its request, and is answered again.
+func (n *Node) answerGone(iface uint8, target device.NodeID, tag uint16) {
+	f := n.cfg.Pool.Frame()
+	f.Header = wire.Header{
+		Kind: wire.Message, Epoch: n.dma.Epoch(), SrcNode: target, DstNode: n.id, DstMailbox: iface, DstGeneration: n.wired(int(iface)),
+	}
+	f.Message[0] = mailbox.Ack{Transaction: device.TransactionID(tag), Code: device.CodeReserved, Sequence: device.StatusGone}.Encode()
+	f.MessageLen = 1
+	n.deliver(f)
+	n.cfg.Pool.Put(f)
 }
 
 // toldNumber in Remaining of a Message frame says that the sender is a process that is told of a

@@ -134,6 +134,10 @@ func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 		}
 	case LinkReady:
 		n.fw.LinkReady(device.NodeID(ev.Destination), ev.OK)
+	case NodeGone:
+		n.gone(device.NodeID(ev.Destination))
+	case NodeDrains:
+		n.fw.Drain(device.NodeID(ev.Destination), ev.OK)
 	case MessageSent:
 		p := &n.pktz[ev.Interface&(device.Interfaces-1)]
 		ch := &p[ev.Channel&(device.PktzChannels-1)]

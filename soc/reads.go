@@ -51,6 +51,14 @@ func (n *Node) answered(slot, m int, f *wire.Frame) bool {
 	return n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction))
 }
 
+// Underway counts the transfers of this node to the nodes first to last, and the reads between them, that
+// have not ended.
+func (n *Node) Underway(first, last device.NodeID) int {
+	sum := n.fw.Underway(first, last)
+	n.dma.ReadsFrom(first, last, func(int, *pldma.OpenRead) { sum++ })
+	return sum
+}
+
 // read handles a read request from mailbox 2.
 func (n *Node) read(f *wire.Frame) {
 	m, err := mailbox.DecodeReadRequest(f.Message[:f.MessageLen])

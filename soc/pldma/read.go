@@ -61,6 +61,29 @@ func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
 	return true
 }
 
+// Reading reports whether a read of a slot's process is open.
+func (e *Engine) Reading(slot int, iface uint8, tag uint16) bool {
+	o := &e.reads[slot]
+	for i := range o.reads {
+		if x := &o.reads[i]; o.used>>uint(i)&1 != 0 && x.Tag == tag && x.Interface == iface {
+			return true
+		}
+	}
+	return false
+}
+
+// ReadsFrom calls f with each open read whose target is one of the nodes first to last. f may close it.
+func (e *Engine) ReadsFrom(first, last device.NodeID, f func(slot int, r *OpenRead)) {
+	for slot := range e.reads {
+		o := &e.reads[slot]
+		for i := range o.reads {
+			if x := &o.reads[i]; o.used>>uint(i)&1 != 0 && first <= x.Node && x.Node <= last {
+				f(slot, x)
+			}
+		}
+	}
+}
+
 // readOpen reports whether a frame of a read may be received; later means not now, but when it is
 // sent again.
 func (e *Engine) readOpen(slot uint8, f *wire.Frame) (open, later bool) {

@@ -37,6 +37,9 @@ func (fw *Firmware) Audit() error {
 		if t.list == listNone && t.sending == 0 {
 			return fmt.Errorf("%w: id %d is in no timer list and not being sent", ErrAudit, i)
 		}
+		if t.list == listHeld && !fw.paths[t.node].full {
+			return fmt.Errorf("%w: id %d waits for node %d, whose link is ready", ErrAudit, i, t.node)
+		}
 	}
 	if live+fw.free.count != fw.cfg.IDs {
 		return fmt.Errorf("%w: %d ids in use and %d free", ErrAudit, live, fw.free.count)

@@ -139,6 +139,10 @@ func (fw *Firmware) Doorbell(slot, channel int, d *device.Descriptor) {
 		fw.fail(x, device.StatusAborted)
 		return
 	}
+	if _, leaving := fw.Leaving(d.DstNode); leaving {
+		fw.fail(x, device.StatusGone)
+		return
+	}
 	if !fw.valid(d) {
 		fw.counts[device.DoorbellDenied]++ // an invalid transfer is not started (defined by this project)
 		fw.fail(x, uint8(device.CodeDecode))
@@ -337,6 +341,9 @@ func (fw *Firmware) Expire(now int64) {
 				break
 			}
 			t := fw.tx.At(int(id))
+			if fw.hold(t) {
+				continue
+			}
 			fw.delist(t)
 			switch t.state {
 			case stateIssued, stateRetransmitted:
@@ -352,6 +359,9 @@ func (fw *Firmware) Expire(now int64) {
 
 // attempt retransmits without a request, which counts towards the limit.
 func (fw *Firmware) attempt(now int64, t *transaction) {
+	if fw.hold(t) {
+		return
+	}
 	counts := t.sourceFault == 0 || now-t.sourceFault > sourceGrace
 	if counts {
 		t.attempts++
@@ -372,6 +382,9 @@ func (fw *Firmware) attempt(now int64, t *transaction) {
 func (fw *Firmware) retransmit(now int64, t *transaction) {
 	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {
 		t.again = true
+		return
+	}
+	if fw.hold(t) {
 		return
 	}
 	fw.unpause(t)

@@ -20,7 +20,10 @@ const (
 // path is the way to a node. Transfers that have a block to issue to that node wait while it is shut.
 type path struct {
 	full    bool // LinkReady
+	gone    bool // Gone
+	drains  bool // Drain
 	waiting list // of channels, by the links of the scheduler: a channel waits there or here
+	held    list // of blocks to be retransmitted that wait while the path is full (listHeld)
 
 	flying int64 // bytes of blocks in flight
 	window int64 // bytes, 0 if the rate is not limited
@@ -31,7 +34,7 @@ type path struct {
 	least [15]int64
 }
 
-func newPath() *path { return &path{waiting: list{-1, -1}} }
+func newPath() *path { return &path{waiting: list{-1, -1}, held: list{-1, -1}} }
 
 // open reports whether a block of n bytes may be issued.
 func (p *path) open(now int64, n uint32) bool {

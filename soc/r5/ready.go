@@ -6,18 +6,28 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// LinkReady reports that the link on the way to a node takes blocks, or is full.
-func (fw *Firmware) LinkReady(node device.NodeID, ready bool) {
+// Leaving reports whether no new transfers to a node are begun: it is gone, or drains.
+func (fw *Firmware) Leaving(node device.NodeID) (gone, leaving bool) {
+	if len(fw.paths) == 0 {
+		return false, false
+	}
 	p := fw.paths[node]
-	if p == nil && ready {
-		return
+	return p != nil && p.gone, p != nil && (p.gone || p.drains)
+}
+
+// hold reports whether the path of a block that is to be retransmitted is full. The block then waits for it.
+func (fw *Firmware) hold(t *transaction) bool {
+	if len(fw.paths) == 0 {
+		return false
 	}
-	if p == nil {
-		p = newPath()
-		fw.paths[node] = p
+	p := fw.paths[t.node]
+	if p == nil || !p.full {
+		return false
 	}
-	p.full = !ready
-	fw.resume(p)
+	fw.delist(t)
+	t.list = listHeld
+	p.held.push(fw.timed[:], t.id)
+	return true
 }
 
 // resume schedules the transfers that wait for a path. The scheduler makes those wait again that still
@@ -62,12 +72,12 @@ func (fw *Firmware) pace(now int64) {
 	}
 }
 
-// resetPaths forgets all blocks and transfers. A full link remains full.
+// resetPaths forgets all blocks and transfers. The states of links and nodes remain.
 func (fw *Firmware) resetPaths() {
 	fw.paced = nil
 	for _, p := range fw.paths {
-		full := p.full
+		full, gone, drains := p.full, p.gone, p.drains
 		*p = *newPath()
-		p.full = full
+		p.full, p.gone, p.drains = full, gone, drains
 	}
 }

@@ -8,8 +8,8 @@ import (
 
 func toOther(d *device.Descriptor) { d.DstNode = own }
 
-// A full link stops the blocks to its nodes and no others; retransmissions go on, and when the link is
-// ready the transfers do, each once.
+// A full link stops the blocks to its nodes and no others, retransmissions too; when the link is ready the
+// transfers go on, each once.
 func TestLinkReady(t *testing.T) {
 	r := newRig(t)
 	r.fw.SetOutstanding(2)
@@ -25,19 +25,20 @@ func TestLinkReady(t *testing.T) {
 	}
 	r.sent(sent[1])
 	r.expire()
-	if b := r.one(); b.Block != 1 || b.Seq == sent[1].Seq {
-		t.Errorf("retransmitted block %d", b.Block)
-	} else {
-		sent[1] = b
-	}
+	r.none()
 	r.start(0, 1, dst, 64, func(d *device.Descriptor) { d.Abort = true })
 	r.none()
 	if d := r.done[1]; d.Done != device.DoneFailed || d.Status != device.StatusAborted {
 		t.Errorf("an aborted transfer that waits for a link: done %d, status %d", d.Done, d.Status)
 	}
 	r.fw.LinkReady(target, true)
-	if b := r.one(); b.Block != 2 {
-		t.Errorf("block %d goes on", b.Block)
+	for _, b := range r.blocks() {
+		switch {
+		case b.Block == 1 && b.Seq != sent[1].Seq:
+			sent[1] = b
+		case b.Block != 2:
+			t.Errorf("block %d goes on", b.Block)
+		}
 	}
 	// A reset forgets what waits, and not that the link is full.
 	r.fw.LinkReady(target, false)
@@ -48,6 +49,125 @@ func TestLinkReady(t *testing.T) {
 	r.start(0, 3, dst, 64)
 	r.none()
 	r.fw.LinkReady(target, true)
+	r.one()
+}
+
+// However long a link is down, and however often, no transfer over it fails. Blocks that are due meanwhile are
+// retransmitted once, as soon as the link is ready, but not those that are acknowledged meanwhile.
+func TestLinkDown(t *testing.T) {
+	r := newRig(t)
+	for ch := range 4 {
+		r.start(0, ch, dst, 64)
+	}
+	sent := r.blocks()
+	for round := range 3 * maxAttempts {
+		for _, b := range sent {
+			r.sent(b)
+		}
+		r.reply(sent[1], device.CodeSlaveError) // paused: its guard runs
+		r.reply(sent[2], device.CodeBufferFull)
+		for range backoffFromRow {
+			for _, b := range r.blocks() { // at once: refused again, and at last backing off
+				sent[2] = b
+				r.sent(b)
+				r.reply(b, device.CodeBufferFull)
+			}
+		}
+		r.fw.LinkReady(target, false)
+		r.rapf(sent[3])
+		r.none()
+		for r.fw.Deadline() < 1<<60 {
+			r.expire()
+			r.none()
+		}
+		r.fw.LinkReady(target, false)
+		r.none()
+		r.fw.LinkReady(target, true)
+		r.fw.LinkReady(target, true)
+		again := r.blocks()
+		if len(again) != len(sent) {
+			t.Fatalf("round %d: %d blocks are retransmitted, want %d", round, len(again), len(sent))
+		}
+		for _, b := range again {
+			for i := range sent {
+				if sent[i].ID == b.ID {
+					sent[i] = b
+				}
+			}
+		}
+	}
+	for _, b := range sent {
+		r.sent(b)
+	}
+	r.fw.LinkReady(target, false)
+	for r.fw.Deadline() < 1<<60 {
+		r.expire()
+	}
+	r.reply(sent[0], device.CodeAck) // late
+	r.fw.LinkReady(target, true)
+	for _, b := range r.blocks() {
+		if b.ID == sent[0].ID {
+			t.Error("a block that was acknowledged while it waited is sent again")
+		}
+		r.ack(b)
+	}
+	r.none()
+	for ch := range uint8(4) {
+		if r.done[ch].Done != device.DoneCompleted {
+			t.Errorf("channel %d: done %d, status %d", ch, r.done[ch].Done, r.done[ch].Status)
+		}
+	}
+}
+
+// Transfers to a node that is gone end with status 10, those that wait for its link too, and later ones
+// until it is back; one to a node that drains is not begun. Transfers to others go on.
+func TestGone(t *testing.T) {
+	r := newRig(t)
+	r.fw.SetOutstanding(1)
+	r.start(0, 0, dst, 2*device.BlockSize)
+	r.start(0, 1, dst, 2*device.BlockSize)
+	sent := r.blocks()
+	r.sent(sent[0])
+	r.expire() // retransmitted: channel 0 is being sent, too
+	r.blocks()
+	r.fw.LinkReady(target, false)
+	r.start(0, 2, dst, 64)
+	r.start(0, 3, dst, 64, toOther)
+	other := r.one()
+	if n := r.fw.Underway(target, target); n != 3 {
+		t.Errorf("%d transfers to the node, want 3", n)
+	}
+	r.fw.Gone(target)
+	r.fw.LinkReady(target, false) // its connection, last
+	r.start(0, 4, dst, 64)
+	r.none()
+	for _, b := range sent {
+		r.sent(b)
+	}
+	r.none()
+	for _, ch := range []uint8{0, 1, 2, 4} {
+		if d := r.done[ch]; d.Done != device.DoneFailed || d.Status != device.StatusGone {
+			t.Errorf("channel %d: done %d, status %d", ch, d.Done, d.Status)
+		}
+	}
+	r.ack(other)
+	r.none()
+	if r.done[3].Done != device.DoneCompleted || r.fw.Underway(target, target) != 0 {
+		t.Errorf("channel 3: done %d; %d transfers to the node", r.done[3].Done, r.fw.Underway(target, target))
+	}
+	r.fw.LinkReady(target, true)
+	r.start(0, 0, dst, 64)
+	first := r.one()
+	r.fw.Drain(target, true)
+	r.start(0, 1, dst, 64)
+	r.none()
+	r.ack(first)
+	r.none()
+	if r.done[0].Done != device.DoneCompleted || r.done[1].Status != device.StatusGone {
+		t.Errorf("channels 0 and 1: %+v %+v", r.done[0], r.done[1])
+	}
+	r.fw.Drain(target, false)
+	r.start(0, 1, dst, 64)
 	r.one()
 }
 

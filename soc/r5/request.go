@@ -48,7 +48,9 @@ func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox
 		fw.answer(&r.from, device.CodeDecode, device.StatusDecode)
 		return
 	}
-	switch {
+	switch _, leaving := fw.Leaving(src); {
+	case leaving:
+		fw.answer(&r.from, device.CodeReserved, device.StatusGone)
 	case fw.mayServe(slot, m.PDID):
 		fw.settled++
 		fw.serve(slot, &r)

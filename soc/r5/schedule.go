@@ -257,11 +257,7 @@ func (fw *Firmware) issue(x *transfer) {
 
 // depart counts a block that is issued, for the rate of its path.
 func (fw *Firmware) depart(t *transaction) {
-	p := fw.paths[t.node]
-	if p == nil {
-		p = newPath()
-		fw.paths[t.node] = p
-	}
+	p := fw.pathTo(t.node)
 	if p.window == 0 {
 		p.window = device.BlockSize
 	}

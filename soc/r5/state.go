@@ -192,6 +192,16 @@ func (fw *Firmware) Commands() []Command {
 	return out
 }
 
+// pathTo returns the path to a node, which it makes if there is none.
+func (fw *Firmware) pathTo(node device.NodeID) *path {
+	p := fw.paths[node]
+	if p == nil {
+		p = newPath()
+		fw.paths[node] = p
+	}
+	return p
+}
+
 // begin assigns a transfer to a channel, ready to be scheduled.
 func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
 	x := fw.channels.At(int(c))
@@ -253,6 +263,11 @@ func (fw *Firmware) delist(t *transaction) {
 	if t.list == listNone {
 		return
 	}
+	if t.list == listHeld {
+		fw.paths[t.node].held.remove(fw.timed[:], t.id)
+		t.list = listNone
+		return
+	}
 	l := &fw.timers[t.list]
 	l.remove(fw.timed[:], t.id)
 	if l.head < 0 {
@@ -288,7 +303,7 @@ func (fw *Firmware) pacedUntil() int64 {
 func (fw *Firmware) deadlineOfAll() int64 {
 	d := fw.pacedUntil()
 	for _, t := range fw.tx.All() {
-		if t.list != listNone {
+		if t.list != listNone && t.list != listHeld {
 			d = min(d, t.since+fw.period(int(t.list)))
 		}
 	}

@@ -82,6 +82,7 @@ const (
 	listGuard   = 2 // + step 0..4: GUARD_US times 1, 2, 4, 8, 16
 	listBackoff = 7 // + step 0..6: 1, 2, 4 .. 64 ms
 	lists       = 14
+	listHeld    = lists // of its path: a block that waits while the path is full, without a period
 
 	guardSteps   = 5
 	backoffSteps = 7

@@ -1,0 +1,71 @@
+package r5
+
+import "github.com/exanet/pfd/device"
+
+// LinkReady reports that the link on the way to a node takes blocks, or is full or down. While it does not,
+// no block is issued to the node, and none is retransmitted: nothing counts as an attempt. Blocks whose
+// retransmission was due meanwhile are retransmitted as soon as it does. A node that was gone is back.
+func (fw *Firmware) LinkReady(node device.NodeID, ready bool) {
+	if fw.paths[node] == nil && ready {
+		return
+	}
+	p := fw.pathTo(node)
+	p.full = !ready
+	if p.full {
+		return
+	}
+	p.gone = false
+	for id := p.held.head; id >= 0; id = p.held.head {
+		t := fw.tx.At(int(id))
+		fw.delist(t)
+		fw.retransmit(fw.now, t)
+	}
+	fw.resume(p)
+}
+
+// Gone reports that a node is gone. Transfers to it end with status 10, as do those that are begun before
+// LinkReady reports that it is back; its read requests are forgotten.
+func (fw *Firmware) Gone(node device.NodeID) {
+	fw.pathTo(node).gone = true
+	for c := range device.Channels {
+		if x := fw.channels.Find(c); x != nil && x.live && x.desc.DstNode == node {
+			fw.fail(x, device.StatusGone)
+		}
+	}
+	for slot := range fw.domains {
+		q := &fw.domains[slot].reads
+		for i := 0; i < q.level; {
+			if q.at(i).from.node == node {
+				q.drop(i)
+			} else {
+				i++
+			}
+		}
+	}
+}
+
+// Drain makes the firmware refuse new transfers to a node with status 10, or take them again.
+func (fw *Firmware) Drain(node device.NodeID, on bool) {
+	if fw.paths[node] != nil || on {
+		fw.pathTo(node).drains = on
+	}
+}
+
+// Underway counts the transfers to the nodes first to last that run, and their read requests that wait.
+func (fw *Firmware) Underway(first, last device.NodeID) (sum int) {
+	in := func(n device.NodeID) bool { return first <= n && n <= last }
+	for _, x := range fw.channels.All() {
+		if x.live && in(x.desc.DstNode) {
+			sum++
+		}
+	}
+	for slot := range fw.domains {
+		q := &fw.domains[slot].reads
+		for i := range q.level {
+			if in(q.at(i).from.node) {
+				sum++
+			}
+		}
+	}
+	return sum
+}

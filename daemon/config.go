@@ -105,6 +105,8 @@ type Config struct {
 	// Registers drives such a device by its registers alone, even if it has queues in
 	// memory (docs/spec/queues.md).
 	Registers bool
+	// NodeBase is the id of the first emulated node; the others follow.
+	NodeBase device.NodeID
 	// FirstPDID and LastPDID bound the PDIDs that this pfd assigns; both 0: all.
 	FirstPDID, LastPDID device.PDID
 	// Groups names a file of groups that several pfds share (ParseGroups).
@@ -266,6 +268,8 @@ func (c *Config) checkDevice() error {
 	switch {
 	case c.UnsafeNoIOMMU && !strings.HasPrefix(c.Device, DeviceVFIO):
 		return fmt.Errorf("%w: --unsafe-noiommu needs --device %sADDRESS", ErrConfig, DeviceVFIO)
+	case c.NodeBase != 0 && c.Device != DeviceEmu:
+		return fmt.Errorf("%w: --node-base needs --device %s: the ids of a device elsewhere are its own", ErrConfig, DeviceEmu)
 	case c.Record != "" && c.Device != DeviceEmu:
 		return fmt.Errorf("%w: --record needs --device %s: a device elsewhere has inputs that this pfd does not see", ErrConfig, DeviceEmu)
 	case c.FaultMode == FaultStall && c.Device != DeviceEmu:
@@ -310,21 +314,33 @@ func (c Config) withDefaults() Config {
 
 // directory makes the directory of groups and PDIDs.
 func (c *Config) directory() (*domain.Directory, error) {
-	dir := domain.DirectoryConfig{First: c.FirstPDID, Last: c.LastPDID, GroupSize: c.GroupSize, Quota: c.Quota,
-		KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) }}
-	if c.Groups != "" {
-		text, err := os.ReadFile(c.Groups)
-		if err != nil {
-			return nil, fmt.Errorf("%w: --groups: %w", ErrConfig, err)
-		}
-		if text, err = plaintext.Text(text); err != nil {
-			return nil, fmt.Errorf("%w: groups in %s: %w", ErrConfig, c.Groups, err)
-		}
-		if dir.Groups, err = ParseGroups(string(text), c.GroupSize); err != nil {
-			return nil, fmt.Errorf("groups in %s: %w", c.Groups, err)
-		}
+	groups, err := c.groups()
+	if err != nil {
+		return nil, err
 	}
-	return domain.NewDirectory(dir)
+	return domain.NewDirectory(domain.DirectoryConfig{
+		First: c.FirstPDID, Last: c.LastPDID, GroupSize: c.GroupSize, Quota: c.Quota, Groups: groups,
+		KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) },
+	})
+}
+
+// groups reads the file of groups, if there is one.
+func (c *Config) groups() ([]domain.Group, error) {
+	if c.Groups == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(c.Groups)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --groups: %w", ErrConfig, err)
+	}
+	if text, err = plaintext.Text(text); err != nil {
+		return nil, fmt.Errorf("%w: groups in %s: %w", ErrConfig, c.Groups, err)
+	}
+	list, err := ParseGroups(string(text), c.GroupSize)
+	if err != nil {
+		return nil, fmt.Errorf("groups in %s: %w", c.Groups, err)
+	}
+	return list, nil
 }
 
 // CheckGroups returns an error if the file of groups is invalid.

@@ -41,6 +41,7 @@ type Daemon struct {
 	sockets    *sockets
 	metricsTCP net.Listener   // nil: none
 	trace      *registerTrace // nil: none
+	hosts      *hosts         // nil: this machine has no links to other hosts
 	opened     []func() error // by New, each to be closed
 }
 
@@ -79,10 +80,15 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.opened = append(d.opened, d.host.Close)
+	if e, ok := m.(emulated); ok {
+		d.hosts = e.hosts
+	}
 	d.claims = newClaims(d.host, d.groups, d.log)
-	d.api, err = api.New(api.Config{
-		Host: d.host, Log: cfg.Log, Now: d.now, Status: d.status, Counters: d.counters, Traced: cfg.Traced,
-	})
+	ac := api.Config{Host: d.host, Log: cfg.Log, Now: d.now, Status: d.status, Counters: d.counters, Traced: cfg.Traced}
+	if d.hosts != nil {
+		ac.Links = d.hosts
+	}
+	d.api, err = api.New(ac)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +98,7 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 			cfg.Log.Warn("pfd cannot touch the memory of processes itself: a memory helper serves each of them", "err", err)
 		}
 	}
-	if d.sockets, err = listen(cfg.Socket, cfg.MakeDirectory); err != nil {
+	if d.sockets, err = listen(cfg.Socket, cfg.MakeDirectory, d.hosts != nil); err != nil {
 		return nil, err
 	}
 	d.opened = append(d.opened, d.sockets.Close)
@@ -238,6 +244,9 @@ func (d *Daemon) serve(ctx context.Context, failed <-chan error) (<-chan struct{
 	keepCtx, stopKeeping := context.WithCancel(context.Background())
 	var keeper sync.WaitGroup
 	keeper.Go(func() { d.upkeep.keep(keepCtx) })
+	if d.hosts != nil {
+		keeper.Go(func() { d.hosts.serve(keepCtx, d.sockets.hosts) })
+	}
 	defer keeper.Wait()
 	defer stopKeeping()
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
@@ -17,8 +18,9 @@ import (
 // emulated is the Machine of the SoC that pfd emulates in its own process.
 type emulated struct {
 	*emu.Engine
-	rec *recording // nil: none
-	log *trace.Log
+	rec   *recording // nil: none
+	log   *trace.Log
+	hosts *hosts
 }
 
 // Emulated returns the machine of --device emu.
@@ -31,9 +33,15 @@ func Emulated(cfg Config) (session.Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: --firmware-options: %w", ErrConfig, err)
 	}
+	cfg = cfg.withDefaults()
+	groups, err := cfg.groups()
+	if err != nil {
+		return nil, err
+	}
+	hosts := newHosts(&cfg, groups, log)
 	records := new(trace.Log)
 	e, err := emu.New(emu.Config{
-		Nodes: cfg.Nodes, Firmware: firmware, Link: cfg.Link,
+		Nodes: cfg.Nodes, Base: cfg.NodeBase, Carrier: hosts.links, Firmware: firmware, Link: cfg.Link,
 		// Without a TXFIFO the firmware does not pause a source fault's block, and its
 		// time-out retransmits it, as in the thesis.
 		NoTXFIFO: cfg.SourceFaults == SourceTimeout,
@@ -43,7 +51,7 @@ func Emulated(cfg Config) (session.Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("building the emulated machine: %w", err)
 	}
-	m := emulated{Engine: e, log: records}
+	m := emulated{Engine: e, log: records, hosts: hosts}
 	if cfg.Record != "" {
 		if m.rec, err = startRecording(cfg.Record, e, log); err != nil {
 			return nil, err
@@ -80,9 +88,18 @@ func (m emulated) invalidations(node int) (list [device.Slots]tally.Invalidated)
 	return list
 }
 
-// Run drives the machine until ctx ends, and closes the recording.
+// Run drives the machine and the links to other hosts until ctx ends, and closes the recording.
 func (m emulated) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var links sync.WaitGroup
+	links.Go(func() {
+		if err := m.hosts.links.Run(ctx, m.Engine); err != nil && ctx.Err() == nil {
+			m.hosts.log.Error("the links to other hosts have ended", "err", err)
+		}
+	})
 	err := m.Engine.Run(ctx)
+	cancel()
+	links.Wait()
 	if m.rec != nil {
 		m.rec.close()
 	}

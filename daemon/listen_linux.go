@@ -33,6 +33,7 @@ type sockets struct {
 	control *net.UnixListener // SOCK_STREAM, HTTP
 	attach  *net.UnixListener // SOCK_SEQPACKET
 	metrics *net.UnixListener // SOCK_STREAM, HTTP: for pfd's own user and group
+	hosts   *net.UnixListener // SOCK_SEQPACKET, for exanet-hostd; nil: this machine has no links
 	files   []*places.File    // theirs
 }
 
@@ -40,7 +41,7 @@ type sockets struct {
 // in their place.
 func (s *sockets) Close() error {
 	var errs []error
-	for _, l := range []*net.UnixListener{s.control, s.attach, s.metrics} {
+	for _, l := range []*net.UnixListener{s.control, s.attach, s.metrics, s.hosts} {
 		if l == nil {
 			continue
 		}
@@ -65,8 +66,9 @@ func (s *sockets) lost() error {
 }
 
 // listen makes the sockets. It replaces files that a pfd has left behind. It touches nothing
-// if a process listens on one of them or one is no socket.
-func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
+// if a process listens on one of them or one is no socket. links says whether the machine has links to
+// other hosts.
+func listen(socket string, makeDirectory, links bool) (_ *sockets, err error) {
 	if err := control.CheckSocket(socket); err != nil {
 		return nil, err
 	}
@@ -86,8 +88,8 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 	}
 	defer held.Close()
 
-	attaching, metrics := control.AttachSocket(socket), control.MetricsSocket(socket)
-	for _, path := range []string{socket, attaching, metrics} {
+	attaching, metrics, hosts := control.AttachSocket(socket), control.MetricsSocket(socket), control.HostsSocket(socket)
+	for _, path := range []string{socket, attaching, metrics, hosts} {
 		if err := clearStale(path, former); err != nil {
 			return nil, err
 		}
@@ -101,6 +103,15 @@ func listen(socket string, makeDirectory bool) (_ *sockets, err error) {
 	}
 	if s.metrics, err = s.bind("unix", metrics, 0o660); err != nil {
 		return nil, errors.Join(err, s.Close())
+	}
+	if links {
+		if s.hosts, err = s.bind("unixpacket", hosts, 0o660); err == nil {
+			// Connections inherit the option: exanet-hostd sends descriptors with its first message.
+			err = places.Control(s.hosts, func(fd int) error { return places.PassRights(fd, true) })
+		}
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
 	}
 	// Write through the descriptor that holds the lock: any user with write permission to the
 	// directory may have replaced the file, or put a link in its place.

@@ -38,7 +38,7 @@ func TestListenReplacesStaleSocketsOnly(t *testing.T) {
 			t.Run(network+suffix, func(t *testing.T) {
 				path := filepath.Join(t.TempDir(), "pfd.sock")
 				stale(t, network, path+suffix)
-				s, err := listen(path, false)
+				s, err := listen(path, false, true)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -59,7 +59,7 @@ func TestListenReplacesStaleSocketsOnly(t *testing.T) {
 // not remove those when it ends.
 func TestSocketsOfAnother(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pfd.sock")
-	first, err := listen(path, false)
+	first, err := listen(path, false, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestSocketsOfAnother(t *testing.T) {
 	}
 	gone := said("", "no such file")
 	said(gone, "")
-	second, err := listen(path, false)
+	second, err := listen(path, false, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestListenWithoutDirectory(t *testing.T) {
 		filepath.Join(dir, "none", "pfd.sock"): "make it",
 		filepath.Join(file, "pfd.sock"):        "remove the file",
 	} {
-		s, err := listen(socket, false)
+		s, err := listen(socket, false, true)
 		if err == nil {
 			t.Fatal(s.Close())
 		}
@@ -143,7 +143,7 @@ func TestListenLeavesALiveSocketAlone(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer live.Close()
-				_, err = listen(path, false)
+				_, err = listen(path, false, true)
 				if !errors.Is(err, ErrInUse) || !strings.Contains(fmt.Sprint(err), path+suffix) {
 					t.Fatalf("listen: %v, want ErrInUse naming %s", err, path+suffix)
 				}
@@ -168,19 +168,19 @@ func TestListenTouchesNothingElse(t *testing.T) {
 	if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listen(path, false); !errors.Is(err, ErrNotSocket) {
+	if _, err := listen(path, false, true); !errors.Is(err, ErrNotSocket) {
 		t.Errorf("listen on a file: %v, want ErrNotSocket", err)
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "mine" {
 		t.Errorf("the file holds %q, %v", b, err)
 	}
-	if _, err := listen(filepath.Join(t.TempDir(), "none", "pfd.sock"), false); !errors.Is(err, os.ErrNotExist) || !strings.Contains(fmt.Sprint(err), "--socket") {
+	if _, err := listen(filepath.Join(t.TempDir(), "none", "pfd.sock"), false, true); !errors.Is(err, os.ErrNotExist) || !strings.Contains(fmt.Sprint(err), "--socket") {
 		t.Errorf("listen in a directory that is not there: %v", err)
 	}
-	if _, err := listen("/"+strings.Repeat("x", 108), false); !errors.Is(err, control.ErrSocketPath) {
+	if _, err := listen("/"+strings.Repeat("x", 108), false, true); !errors.Is(err, control.ErrSocketPath) {
 		t.Errorf("listen on a long name: %v, want ErrSocketPath", err)
 	}
-	s, err := listen(filepath.Join(t.TempDir(), "none", "pfd.sock"), true)
+	s, err := listen(filepath.Join(t.TempDir(), "none", "pfd.sock"), true, true)
 	if err != nil {
 		t.Fatalf("listen with a directory to be made: %v", err)
 	}
@@ -198,7 +198,7 @@ func TestListenAtTheSameTime(t *testing.T) {
 	var wg sync.WaitGroup
 	for range racers {
 		wg.Go(func() {
-			s, err := listen(path, false)
+			s, err := listen(path, false, true)
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -234,7 +234,7 @@ func TestLockIsTheUsersAlone(t *testing.T) {
 	if err := unix.Flock(fd, unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	s, err := listen(path, false)
+	s, err := listen(path, false, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestLockFileThatIsReplaced(t *testing.T) {
 				}
 			}
 		}()
-		s, err := listen(path, false)
+		s, err := listen(path, false, true)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -31,6 +31,7 @@ import (
 var answers = map[string]any{
 	control.PathStatus: control.Status{}, control.PathNodes: control.Nodes{}, control.PathDomains: control.Domains{},
 	control.PathChannels: control.Channels{}, control.PathTransactions: control.Transactions{}, control.PathSMMU: control.SMMU{}, control.PathGSAS: control.GSAS{},
+	control.PathHosts: control.Hosts{}, control.PathDrain: control.Hosts{}, control.PathCut: control.Hosts{},
 	control.PathFIFO: control.FIFOs{}, control.PathCounters: control.Counters{}, control.PathFaults: control.Faults{},
 	control.PathRegisters: control.Registers{}, control.PathTrace: control.Trace{}, control.PathMonitor: control.FaultEvent{},
 	control.PathGrant: control.Changed{}, control.PathKick: control.Changed{}, control.PathCapture: nil, control.PathMetrics: nil,

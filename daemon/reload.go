@@ -25,6 +25,7 @@ type setting struct {
 // settings are the keys that Reload compares.
 var settings = []setting{
 	{"nodes", func(c *Config) any { return c.Nodes }, false},
+	{"node-base", func(c *Config) any { return c.NodeBase }, false},
 	{"socket", func(c *Config) any { return c.Socket }, false},
 	{"device", func(c *Config) any { return c.Device }, false},
 	{"source-faults", func(c *Config) any { return c.SourceFaults }, false},

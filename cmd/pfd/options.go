@@ -29,6 +29,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.file, "config", "", "configuration file, in TOML (.toml): its keys are these flags, which override it")
 	f.BoolVar(&o.check, "check-config", false, "check the configuration file and the flags, print any error, and exit: 0 valid, 2 invalid")
 	f.IntVar(&o.Nodes, "nodes", o.Nodes, "emulated nodes, 1 to 64")
+	f.Uint32Var((*uint32)(&o.NodeBase), "node-base", 0, "id of the first emulated node; hosts that are linked (exanet-hostd) need ranges of their own")
 	f.StringVar(&o.Socket, "socket", "", "control socket; the attachment socket is PATH.attach (default $RUNTIME_DIRECTORY/pfd.sock, /run/exanet/pfd.sock as root, else $XDG_RUNTIME_DIR/exanet/pfd.sock)")
 	f.StringVar(&o.Device, "device", o.Device, "device to drive: emu, the emulated SoC in this process; vfio-user:PATH[,PATH...], a socket per node; vfio:ADDRESS[,ADDRESS...], a PCI function per node (exanetctl bind); or uio:NAME[,NAME...], a UIO device, or its PCI function, per node")
 	f.BoolVar(&o.UnsafeNoIOMMU, "unsafe-noiommu", false, "accept functions of --device vfio: without an IOMMU: they can access all memory, and processes can share only huge pages")

@@ -37,6 +37,7 @@ func Endpoints() []Endpoint {
 		{Path: control.PathSMMU, Keys: node, answer: (*Server).viewSMMU},
 		{Path: control.PathFIFO, Keys: node, answer: (*Server).viewFIFO},
 		{Path: control.PathGSAS, answer: (*Server).viewGSAS},
+		{Path: control.PathHosts, answer: (*Server).viewHosts},
 		{Path: control.PathCounters, Keys: node, answer: (*Server).viewCounters},
 		{Path: control.PathFaults, Keys: []string{"node", "n"}, answer: (*Server).viewFaults},
 		{Path: control.PathRegisters, Keys: []string{"node", "window"}, answer: (*Server).viewRegisters},
@@ -44,6 +45,8 @@ func Endpoints() []Endpoint {
 		{Path: control.PathMonitor, Keys: node, stream: (*Server).monitor},
 		{Path: control.PathCapture, Keys: []string{"node", "snap"}, stream: (*Server).capture},
 		{Path: control.PathGrant, Keys: []string{"node", "slot", "pdid"}, answer: (*Server).grant, Post: true},
+		{Path: control.PathDrain, Keys: []string{"host", "on"}, answer: (*Server).drainHost, Post: true},
+		{Path: control.PathCut, Keys: []string{"host", "ms"}, answer: (*Server).cutHost, Post: true},
 		{Path: control.PathKick, Keys: []string{"node", "slot"}, answer: (*Server).kick, Post: true},
 	}
 }

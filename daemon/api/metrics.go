@@ -111,6 +111,9 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 	for uid, bytes := range srv.host.GSASUsed() {
 		s.gauge("gsas_bytes", "memory of the global shared address space that is allocated, by user", float64(bytes), "uid", strconv.FormatUint(uint64(uid), 10))
 	}
+	if links := srv.cfg.Links; links != nil {
+		s.hosts(links.View())
+	}
 	s.gauge("nodes", "nodes of this pfd", float64(len(srv.host.Nodes())))
 	s.gauge("nodes_idle", "nodes that were never used, whose metrics have the label node=\""+nodeIdle+"\"", float64(idle))
 	s.gauge("build_info", "1, with the version", 1, "version", version.String())

@@ -10,9 +10,11 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/link/handover"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -25,6 +27,9 @@ type query struct {
 	window string
 	slot   int // -1: not given
 	pdid   device.PDID
+	host   string
+	on     bool
+	pause  time.Duration
 }
 
 // failure is an answer with a status other than 200.
@@ -96,6 +101,20 @@ func parse(r *http.Request, keys []string, post bool, nodes int) (*query, error)
 				return nil, badRequest("pdid %q: want 1 to 65534, as `exanetctl domain` shows it", v)
 			}
 			q.pdid = device.PDID(n)
+		case "host":
+			if !handover.ValidName(v) {
+				return nil, badRequest("host %.80q: want the name of a host, as `exanetctl host` shows it", v)
+			}
+			q.host = v
+		case "on":
+			if q.on, err = strconv.ParseBool(v); err != nil {
+				return nil, badRequest("on %q: want 1 or 0", v)
+			}
+		case "ms":
+			ms, err := strconv.ParseInt(v, 10, 64)
+			if q.pause = time.Duration(ms) * time.Millisecond; err != nil || ms < 1 || ms > control.MaxCut.Milliseconds() {
+				return nil, badRequest("ms %q: want 1 to %d", v, control.MaxCut.Milliseconds())
+			}
 		case "window":
 			for w := range device.Windows {
 				if w.String() == v {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
@@ -28,8 +29,18 @@ type Config struct {
 	Status func() control.Status
 	// Counters returns further counters of the daemon.
 	Counters func() []control.Counter
+	// Links are the links to other hosts; nil: the machine has none.
+	Links Links
 	// Traced returns the measurements of the probe; nil: pfd keeps none.
 	Traced func() (any, error)
+}
+
+// Links are the links to other hosts. Its methods are safe for concurrent use.
+type Links interface {
+	View() control.Hosts
+	// Drain and Cut return an error that matches link.ErrHost if there is no such host.
+	Drain(host string, on bool) error
+	Cut(host string, d time.Duration) error
 }
 
 // Server answers requests. It owns the state that only the control interface needs: the clients

@@ -26,6 +26,29 @@ func (c *Client) Kick(ctx context.Context, node, slot int) (Changed, error) {
 	return c.change(ctx, PathKick, slotQuery(node, slot))
 }
 
+// DrainHost lets no new transfers to a host begin, or lets them again. The answer has that host. It is
+// allowed to users who see everything, as is CutHost.
+func (c *Client) DrainHost(ctx context.Context, host string, on bool) (Hosts, error) {
+	v := "0"
+	if on {
+		v = "1"
+	}
+	return c.changeHost(ctx, PathDrain, url.Values{"host": {host}, "on": {v}})
+}
+
+// CutHost ends the connections to a host. For some time none is made.
+func (c *Client) CutHost(ctx context.Context, host string, d time.Duration) (Hosts, error) {
+	return c.changeHost(ctx, PathCut, url.Values{"host": {host}, "ms": {strconv.FormatInt(d.Milliseconds(), 10)}})
+}
+
+func (c *Client) changeHost(ctx context.Context, path string, q url.Values) (r Hosts, err error) {
+	body, err := c.fetch(ctx, http.MethodPost, path, q)
+	if err != nil {
+		return r, err
+	}
+	return r, c.decode(path, body, &r)
+}
+
 func slotQuery(node, slot int) url.Values {
 	return url.Values{"node": {strconv.Itoa(node)}, "slot": {strconv.Itoa(slot)}}
 }

@@ -134,6 +134,13 @@ func (c *Client) GSAS(ctx context.Context) ([]GSASTree, error) {
 	return r.Trees, err
 }
 
+// Hosts returns the links to other hosts.
+func (c *Client) Hosts(ctx context.Context) (Hosts, error) {
+	var r Hosts
+	err := c.get(ctx, PathHosts, nil, &r)
+	return r, err
+}
+
 // SMMU returns the context banks of a node (AllNodes: of all).
 func (c *Client) SMMU(ctx context.Context, node int) ([]SMMUBank, error) {
 	var r SMMU

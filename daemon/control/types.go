@@ -1,6 +1,9 @@
 package control
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"time"
+)
 
 // Version is the version of the control interface. It is part of every answer and of the
 // endpoints' paths.
@@ -19,6 +22,9 @@ const (
 	PathFaults       = "/v1/faults"         // the last faults: n of them, 1024 at most
 	PathRegisters    = "/v1/registers"      // registers of all windows, or of one: pl, smmu, btcm, pktz, mbox
 	PathGSAS         = "/v1/gsas"           // trees of threads of the global shared address space
+	PathHosts        = "/v1/hosts"          // the links to other hosts
+	PathDrain        = "/v1/hosts/drain"    // lets no new transfers to a host begin (on=1), or lets them (on=0)
+	PathCut          = "/v1/hosts/cut"      // ends the connections to a host and makes none for ms milliseconds, for tests
 	PathMonitor      = "/v1/faults/monitor" // faults as they happen, a line each, until the client leaves
 	PathGrant        = "/v1/domains/grant"  // admits a PDID to a domain
 	PathKick         = "/v1/domains/kick"   // ends an attachment
@@ -33,6 +39,9 @@ const AllNodes = -1
 
 // MaxFaults is the length of a node's fault log and the maximum of ?n=.
 const MaxFaults = 1024
+
+// MaxCut is the longest time for which /v1/hosts/cut cuts a link. Defined by this project.
+const MaxCut = time.Hour
 
 // Status is the answer of /v1/status: the daemon as a whole.
 type Status struct {
@@ -182,6 +191,43 @@ type GSASArea struct {
 	Address     Hex    `json:"address"` // where its part of the node's partition begins
 	Allocations int    `json:"allocations"`
 	SizeBytes   uint64 `json:"size_bytes"`
+}
+
+// States of the link to another host (docs/spec/hosts.md).
+const (
+	HostConnecting  = "connecting"  // its connections are being made
+	HostUp          = "up"          // transfers run
+	HostUnreachable = "unreachable" // without a connection for 5 s; transfers wait
+	HostDraining    = "draining"    // no new transfers begin
+	HostDrained     = "drained"     // and none is under way
+	HostCut         = "cut"         // by exanetctl host cut
+	HostGone        = "gone"        // no longer in the table of hosts; its transfers have failed
+)
+
+// Host is the link to another host.
+type Host struct {
+	Name      string `json:"name"`
+	Address   string `json:"address"`
+	FirstNode uint32 `json:"first_node_id"` // of its nodes
+	LastNode  uint32 `json:"last_node_id"`
+	State     string `json:"state"`    // connecting, up, unreachable, draining, drained, cut, gone
+	SinceNS   int64  `json:"since_ns"` // how long it has been in this state
+	TLS       bool   `json:"tls"`
+	UDP       bool   `json:"udp"`    // frames travel in datagrams
+	RTTNS     int64  `json:"rtt_ns"` // round trip of the last heartbeat; 0: none yet
+	// What follows depends on all users' transfers: 0 and "" for a user who does not see everything.
+	Error           string `json:"error"`        // why the last connection ended or failed
+	ErrorAgeNS      int64  `json:"error_age_ns"` // how long ago that was
+	Connects        uint64 `json:"connects_total"`
+	QueuedHighBytes int    `json:"queued_high_bytes"` // acknowledgements and messages that wait to be sent
+	QueuedBulkBytes int    `json:"queued_bulk_bytes"` // other frames that wait
+	FramesSent      uint64 `json:"frames_sent_total"`
+	FramesReceived  uint64 `json:"frames_received_total"`
+	BytesSent       uint64 `json:"bytes_sent_total"` // before encryption
+	BytesReceived   uint64 `json:"bytes_received_total"`
+	Dropped         uint64 `json:"frames_dropped_total"`  // not sent: the link was down or its queue full
+	Forged          uint64 `json:"records_forged_total"`  // in the name of a node that is not the host's, or to one that is not ours
+	Bad             uint64 `json:"connections_bad_total"` // ended since a record could not be decoded
 }
 
 // ChannelOngoing is the state of a channel whose transfer is in flight.
@@ -418,6 +464,16 @@ type (
 		Version int        `json:"version"`
 		SeesAll bool       `json:"sees_all"` // as in Status
 		Trees   []GSASTree `json:"trees"`
+	}
+	// Hosts is the answer of /v1/hosts, /v1/hosts/drain and /v1/hosts/cut.
+	Hosts struct {
+		Version int    `json:"version"`
+		SeesAll bool   `json:"sees_all"` // as in Status
+		Cluster string `json:"cluster"`  // of the table of hosts; "": there was none yet
+		Self    string `json:"self"`     // this host's name in it
+		Hostd   bool   `json:"hostd"`    // exanet-hostd is connected
+		Refused string `json:"refused"`  // why its last table is not in effect
+		Hosts   []Host `json:"hosts"`
 	}
 	// SMMU is the answer of /v1/smmu.
 	SMMU struct {

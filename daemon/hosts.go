@@ -1,0 +1,293 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/daemon/domain"
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/link"
+	"github.com/exanet/pfd/link/handover"
+)
+
+// hostdUser is the user of exanet-hostd.service. Defined by this project.
+const hostdUser = "exanet-host"
+
+// stateRoom is how many changes of links may wait for an exanet-hostd that reads slowly; later ones
+// are dropped. Defined by this project.
+const stateRoom = 256
+
+// hosts connects pfd to exanet-hostd, which has the network: it receives the table of hosts and
+// connected sockets for the links, and asks for connections. Links stay up while no exanet-hostd is
+// connected.
+type hosts struct {
+	log     *slog.Logger
+	links   *link.Links
+	changes chan handover.State
+	users   []uint32 // who may be exanet-hostd, besides root and pfd's own user
+
+	mu      sync.Mutex
+	conn    *handover.Conn // of the newest exanet-hostd; nil: none is connected
+	cluster string         // of the table in effect, and the name of this host there
+	self    string
+	refused string // why the last table was refused; "": it was not
+}
+
+// newHosts returns the links of a pfd, and their connection to exanet-hostd.
+func newHosts(cfg *Config, groups []domain.Group, log *slog.Logger) *hosts {
+	h := &hosts{log: log, changes: make(chan handover.State, stateRoom)}
+	h.links = link.New(link.Config{Identity: cfg.identity(groups), Log: log, Changed: h.changed})
+	// Without that user, as where no package is installed, root or pfd's own user runs it.
+	if u, err := user.Lookup(hostdUser); err == nil {
+		if uid, err := strconv.ParseUint(u.Uid, 10, 32); err == nil {
+			h.users = append(h.users, uint32(uid))
+		}
+	}
+	return h
+}
+
+// trusted reports whether a user may be exanet-hostd.
+func (h *hosts) trusted(uid uint32) bool {
+	return uid == 0 || uid == uint32(os.Geteuid()) || slices.Contains(h.users, uid)
+}
+
+// changed reports a link that came up or went down to exanet-hostd.
+func (h *hosts) changed(host string, up bool) {
+	state := link.Connecting
+	if up {
+		state = link.Up
+	}
+	h.log.Info("link to another host", "host", host, "state", state)
+	select {
+	case h.changes <- handover.State{Host: host, State: string(state)}:
+	default:
+	}
+}
+
+// serve serves the connections of exanet-hostd until ctx ends.
+func (h *hosts) serve(ctx context.Context, l *net.UnixListener) {
+	defer context.AfterFunc(ctx, func() {
+		_ = l.Close() // fails if it has been closed
+		h.replace(nil)
+	})()
+	var workers sync.WaitGroup
+	defer workers.Wait()
+	workers.Go(func() { h.ask(ctx) })
+	const most = time.Second
+	for pause := time.Duration(0); ctx.Err() == nil; {
+		c, err := l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptors or no memory: others will release some
+			pause = min(max(2*pause, time.Millisecond), most)
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+			continue
+		}
+		pause = 0
+		conn, err := handover.Accept(c, h.trusted)
+		if err != nil {
+			h.log.Warn("a process that may not be exanet-hostd is refused: run it as root, as the user of pfd, or as "+hostdUser, "err", err)
+			continue
+		}
+		h.replace(conn)
+		workers.Go(func() { h.receive(ctx, conn) })
+	}
+}
+
+// replace makes conn the connection to exanet-hostd, and ends the former one.
+func (h *hosts) replace(conn *handover.Conn) {
+	h.mu.Lock()
+	former := h.conn
+	h.conn = conn
+	h.mu.Unlock()
+	if former != nil {
+		_ = former.Close() // fails if it has ended
+	}
+}
+
+// current returns the connection to exanet-hostd, or nil.
+func (h *hosts) current() *handover.Conn {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.conn
+}
+
+// ask passes what the links want, and their states, to exanet-hostd. Without it they are dropped: the
+// links want again after a pause, and at each table.
+func (h *hosts) ask(ctx context.Context) {
+	for {
+		var m handover.Message
+		select {
+		case <-ctx.Done():
+			return
+		case w := <-h.links.Wants():
+			m.Want = &handover.Want{Host: w.Host, UDP: w.UDP}
+		case s := <-h.changes:
+			m.State = &s
+		}
+		h.send(&m)
+	}
+}
+
+// send sends a message to exanet-hostd. One that does not read is dropped.
+func (h *hosts) send(m *handover.Message) {
+	conn := h.current()
+	if conn == nil {
+		return
+	}
+	if err := conn.Send(m, nil); err != nil {
+		h.log.Debug("exanet-hostd", "err", err)
+		_ = conn.Close() // receive then notices it
+	}
+}
+
+// receive handles the messages of one exanet-hostd until its connection ends.
+func (h *hosts) receive(ctx context.Context, conn *handover.Conn) {
+	pid, uid := conn.Peer()
+	h.log.Info("exanet-hostd has connected", "hostd", pid, "user", uid)
+	var err error
+	for err == nil {
+		err = h.handle(conn)
+	}
+	h.mu.Lock()
+	if h.conn == conn {
+		h.conn = nil
+	}
+	h.mu.Unlock()
+	_ = conn.Close() // fails if replace has closed it
+	if ctx.Err() == nil {
+		h.log.Warn("exanet-hostd has left: the links stay, and no new ones are made until it is back", "hostd", pid, "err", err)
+	}
+}
+
+// handle handles the next message.
+func (h *hosts) handle(conn *handover.Conn) error {
+	m, f, err := conn.Receive()
+	if err != nil {
+		return err
+	}
+	switch {
+	case m.Table != nil:
+		return h.table(m.Table, f)
+	case m.Socket != nil:
+		c, err := m.Socket.NetConn(f)
+		if err != nil {
+			return err
+		}
+		if m.Socket.UDP {
+			h.links.TakeUDP(m.Socket.Dialed, c)
+		} else {
+			h.links.Take(c, m.Socket.Dialed)
+		}
+	case m.Failed != nil:
+		h.links.Failed(m.Failed.Host, m.Failed.UDP, m.Failed.Text)
+	}
+	return nil
+}
+
+// table puts a table into effect, or refuses it.
+func (h *hosts) table(t *handover.Table, credentials *os.File) error {
+	next := link.Table{Cluster: t.Cluster, Self: t.Self, Revoked: t.Revoked, TLS: t.TLS}
+	if credentials != nil {
+		c, err := handover.ReadCredentials(credentials)
+		if err != nil {
+			return err
+		}
+		next.Credentials = &link.Credentials{Certificate: []byte(c.Certificate), Key: []byte(c.Key), CA: []byte(c.CA)}
+	}
+	for _, o := range t.Hosts {
+		next.Hosts = append(next.Hosts, link.Host{
+			Name: o.Name, Address: o.Address, Nodes: link.Range{First: o.Nodes[0], Last: o.Nodes[1]}, PDIDs: o.PDIDs, UDP: o.UDP,
+		})
+	}
+	err := h.links.SetTable(next)
+	h.mu.Lock()
+	if h.refused = ""; err == nil {
+		h.cluster, h.self = t.Cluster, t.Self
+	} else {
+		h.refused = err.Error()
+	}
+	h.mu.Unlock()
+	if err != nil {
+		h.log.Error("the table of hosts is refused: the former one stays in effect", "err", err)
+		h.send(&handover.Message{Refused: &handover.Refused{Text: clip(err.Error(), handover.MaxText)}})
+		return nil
+	}
+	h.log.Info("table of hosts", "cluster", t.Cluster, "self", t.Self, "hosts", len(t.Hosts))
+	return nil
+}
+
+// clip returns the first n bytes of a text.
+func clip(text string, n int) string { return strings.ToValidUTF8(text[:min(len(text), n)], "") }
+
+// Drain and Cut implement api.Links.
+func (h *hosts) Drain(host string, on bool) error { return h.links.Drain(host, on) }
+
+func (h *hosts) Cut(host string, d time.Duration) error { return h.links.Cut(host, d) }
+
+// View returns what pfd knows of the other hosts.
+func (h *hosts) View() control.Hosts {
+	now := time.Now()
+	h.mu.Lock()
+	r := control.Hosts{Version: control.Version, Cluster: h.cluster, Self: h.self, Hostd: h.conn != nil, Refused: h.refused, Hosts: []control.Host{}}
+	h.mu.Unlock()
+	for _, i := range h.links.Info() {
+		v := control.Host{
+			Name: i.Host, Address: i.Address, FirstNode: uint32(i.Nodes.First), LastNode: uint32(i.Nodes.Last),
+			State: string(i.State), SinceNS: now.Sub(i.Since).Nanoseconds(), Error: i.LastError,
+			TLS: i.TLS, UDP: i.UDP, RTTNS: i.RTT.Nanoseconds(), Connects: i.Connects,
+			QueuedHighBytes: i.QueuedHigh, QueuedBulkBytes: i.QueuedBulk,
+			FramesSent: i.FramesSent, FramesReceived: i.FramesReceived, BytesSent: i.BytesSent, BytesReceived: i.BytesReceived,
+			Dropped: i.Dropped, Forged: i.Forged, Bad: i.Bad,
+		}
+		if !i.LastErrorAt.IsZero() {
+			v.ErrorAgeNS = now.Sub(i.LastErrorAt).Nanoseconds()
+		}
+		r.Hosts = append(r.Hosts, v)
+	}
+	return r
+}
+
+// identity is what this pfd knows of itself, with which a table of hosts must agree.
+func (c *Config) identity(groups []domain.Group) link.Identity {
+	return link.Identity{
+		Nodes:  link.Range{First: c.NodeBase, Last: c.NodeBase + device.NodeID(c.Nodes) - 1},
+		PDIDs:  [2]device.PDID{cmp.Or(c.FirstPDID, 1), cmp.Or(c.LastPDID, device.MaxPDID)},
+		Groups: groupsDigest(groups, c.GroupSize),
+	}
+}
+
+// groupsDigest returns the digest of the groups that pfds share, zero without groups. Order and comments
+// of the file do not matter.
+func groupsDigest(groups []domain.Group, size int) (sum [sha256.Size]byte) {
+	if len(groups) == 0 {
+		return sum
+	}
+	lines := make([]string, 0, len(groups))
+	for _, g := range groups {
+		lines = append(lines, fmt.Sprintln(g.UID, g.Name, g.First, size))
+	}
+	slices.Sort(lines)
+	d := sha256.New()
+	for _, l := range lines {
+		_, _ = d.Write([]byte(l)) // a hash never fails
+	}
+	return [sha256.Size]byte(d.Sum(nil))
+}

@@ -75,7 +75,7 @@ func TestSocketsOfAnother(t *testing.T) {
 		return now
 	}
 	said("", "")
-	for _, name := range []string{path, control.AttachSocket(path), control.MetricsSocket(path)} {
+	for _, name := range []string{path, control.AttachSocket(path), control.MetricsSocket(path), control.HostsSocket(path)} {
 		if err := os.Remove(name); err != nil {
 			t.Fatal(err)
 		}
@@ -258,7 +258,7 @@ func TestLockFileThatIsReplaced(t *testing.T) {
 	if err := os.Symlink(victim, before+lockSuffix); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := listen(before, false); err == nil || !strings.Contains(err.Error(), "lock file") {
+	if s, err := listen(before, false, true); err == nil || !strings.Contains(err.Error(), "lock file") {
 		t.Errorf("a link in the lock file's place: %v, %v", s, err)
 	}
 	for i := range 100 {

@@ -47,6 +47,32 @@ func TestGrantAndKick(t *testing.T) {
 	}
 }
 
+func TestDrainAndCut(t *testing.T) {
+	answer := control.Hosts{Version: 1, SeesAll: true, Hosts: []control.Host{{Name: "b", State: control.HostDraining}}}
+	d := startDaemon(t, map[string]any{control.PathDrain: answer, control.PathCut: answer})
+	for _, c := range []struct {
+		line, query string
+		code        int
+		errs        string
+	}{
+		{"host drain b", "POST /v1/hosts/drain?host=b&on=1", exitOK, "host b is draining\n"},
+		{"host drain b --undo", "POST /v1/hosts/drain?host=b&on=0", exitOK, "host b is"},
+		{"host cut b", "POST /v1/hosts/cut?host=b&ms=1000", exitOK, "host b is cut off for 1s\n"},
+		{"host cut b --for 1m", "POST /v1/hosts/cut?host=b&ms=60000", exitOK, "for 1m0s"},
+		{"host cut b --for 2h", "", exitUsage, "want 1ms to 1h"},
+		{"host cut", "", exitUsage, "want `exanetctl host cut HOST`"},
+	} {
+		d.queries = nil
+		code, out, errs := ctl(append(strings.Fields(c.line), "--socket", d.socket)...)
+		if code != c.code || !strings.Contains(errs, c.errs) || out != "" {
+			t.Errorf("%s: exit code %d, %q, %q", c.line, code, out, errs)
+		}
+		if got := strings.Join(d.queries, " "); got != c.query {
+			t.Errorf("%s asks %q, want %q", c.line, got, c.query)
+		}
+	}
+}
+
 func TestDomainWindows(t *testing.T) {
 	windows := []control.MemoryWindow{
 		{Address: 0x7f0000001003, SizeBytes: 0x2005, Peer: 0x1234, Rights: []string{"read", "write"}},

@@ -101,6 +101,13 @@ var fakeAnswers = map[string]any{
 		},
 		{Node: 1, Interface: 34, Protection: 0x880001, UID: 1001, State: control.TreeEnded, Threads: []control.GSASThread{}, Areas: []control.GSASArea{}},
 	}},
+	control.PathHosts: control.Hosts{Version: 1, SeesAll: true, Cluster: "lab", Self: "a", Hostd: true, Hosts: []control.Host{
+		{
+			Name: "b", Address: "10.0.0.2:7700", FirstNode: 2, LastNode: 5, State: control.HostUnreachable, SinceNS: 65e9, TLS: true,
+			Error: "no route to host", ErrorAgeNS: 3e9, Connects: 2, FramesSent: 12, BytesSent: 1 << 20, Dropped: 3,
+		},
+		{Name: "c", Address: "10.0.0.3:7700", FirstNode: 6, LastNode: 6, State: control.HostUp, SinceNS: 5e9, UDP: true, RTTNS: 64300, Connects: 1, FramesReceived: 9, BytesReceived: 4096, QueuedBulkBytes: 1 << 14},
+	}},
 	control.PathFIFO: control.FIFOs{Version: 1, FIFOs: []control.FIFO{
 		{Node: 0, Name: "rxfifo", Level: 1, Highest: 7, Depth: 512, Overflow: true, Entries: []control.FIFOEntry{{SourceNode: 1, Transaction: 12, Sequence: 34, PDID: 0x101, VA: 0x7f0000002000, Response: 2, RemainingBytes: 8192}}},
 		{Node: 0, Name: "txfifo", Highest: -1, Depth: 512, Entries: []control.FIFOEntry{}},

@@ -265,7 +265,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"look", "Observe a running pfd:", []*cobra.Command{
 			a.statusCommand(), a.topCommand(), a.uiCommand(),
 			a.nodeCommand(), a.domainCommand(), a.channelCommand(), a.transactionCommand(), a.faultCommand(),
-			a.fifoCommand(), a.smmuCommand(), a.gsasCommand(), a.counterCommand(), a.traceCommand(), a.captureCommand(),
+			a.fifoCommand(), a.smmuCommand(), a.gsasCommand(), a.hostCommand(), a.counterCommand(), a.traceCommand(), a.captureCommand(),
 		}},
 		{"transfer", "Make transfers and measure them:", []*cobra.Command{
 			a.transferCommand(false), a.transferCommand(true), a.perfCommand(), a.dhtCommand(), a.demoCommand(), a.benchCommand(), a.studyCommand(), a.simCommand(),

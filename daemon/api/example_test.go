@@ -16,4 +16,6 @@ func ExampleEndpoints() {
 	// Output:
 	// /v1/domains/grant [node slot pdid]
 	// /v1/domains/kick [node slot]
+	// /v1/hosts/drain [host on]
+	// /v1/hosts/cut [host ms]
 }

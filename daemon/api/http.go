@@ -45,9 +45,9 @@ func Endpoints() []Endpoint {
 		{Path: control.PathMonitor, Keys: node, stream: (*Server).monitor},
 		{Path: control.PathCapture, Keys: []string{"node", "snap"}, stream: (*Server).capture},
 		{Path: control.PathGrant, Keys: []string{"node", "slot", "pdid"}, answer: (*Server).grant, Post: true},
+		{Path: control.PathKick, Keys: []string{"node", "slot"}, answer: (*Server).kick, Post: true},
 		{Path: control.PathDrain, Keys: []string{"host", "on"}, answer: (*Server).drainHost, Post: true},
 		{Path: control.PathCut, Keys: []string{"host", "ms"}, answer: (*Server).cutHost, Post: true},
-		{Path: control.PathKick, Keys: []string{"node", "slot"}, answer: (*Server).kick, Post: true},
 	}
 }
 

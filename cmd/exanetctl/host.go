@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/exanet/pfd/daemon/control"
+)
+
+// hostListing has the columns of the links to other hosts.
+func hostListing() *listing[control.Host] {
+	type host = control.Host
+	return &listing[host]{
+		name: "host",
+		columns: []column[host]{
+			{"HOST", 0, func(h *host) any { return h.Name }},
+			{"NODES", 0, func(h *host) any {
+				if h.FirstNode == h.LastNode {
+					return h.FirstNode
+				}
+				return fmt.Sprintf("%d-%d", h.FirstNode, h.LastNode)
+			}},
+			{"ADDRESS", 7, func(h *host) any { return h.Address }},
+			{"STATE", 0, func(h *host) any { return h.State }},
+			{"FOR", 1, func(h *host) any { return duration(h.SinceNS, time.Millisecond) }},
+			{"TRANSPORT", 8, func(h *host) any {
+				transport := "TCP"
+				if h.TLS {
+					transport = "TLS"
+				}
+				if h.UDP {
+					transport += "+UDP"
+				}
+				return transport
+			}},
+			{"RTT_US", 2, func(h *host) any {
+				if h.RTTNS == 0 {
+					return unmeasured
+				}
+				return micros(h.RTTNS)
+			}},
+			{"SENT", 3, func(h *host) any { return bytesCell(h.BytesSent) }},
+			{"RECEIVED", 3, func(h *host) any { return bytesCell(h.BytesReceived) }},
+			{"QUEUED", 6, func(h *host) any { return bytesCell(uint64(h.QueuedHighBytes + h.QueuedBulkBytes)) }},
+			{"CONNECTS", 5, func(h *host) any { return h.Connects }},
+			{"DROPPED", 5, func(h *host) any { return h.Dropped }},
+			{"FORGED", 9, func(h *host) any { return h.Forged }},
+			{"BAD", 9, func(h *host) any { return h.Bad }},
+			{"ERROR", 4, func(h *host) any {
+				return when(h.Error != "", fmt.Sprintf("%s (%v ago)", h.Error, time.Duration(h.ErrorAgeNS).Round(time.Second)))
+			}},
+		},
+	}
+}
+
+// hostCommand shows the links to other hosts. more are its other commands.
+func (a *app) hostCommand(more ...*cobra.Command) *cobra.Command {
+	l := hostListing()
+	show := a.asking(func(cmd *cobra.Command, c *control.Client, args []string) error {
+		t := l.table(a)
+		if err := t.check(); err != nil {
+			return err
+		}
+		r, err := c.Hosts(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if len(args) > 0 {
+			r.Hosts = slices.DeleteFunc(r.Hosts, func(h control.Host) bool { return h.Name != args[0] })
+			if len(r.Hosts) == 0 {
+				return fmt.Errorf("no host %s: `exanetctl host` lists them", args[0])
+			}
+		}
+		if a.wantJSON() {
+			return a.printJSON(r)
+		}
+		if len(r.Hosts) == 0 {
+			return a.none(t, "no other host: start exanet-hostd with a table of hosts (docs/hosts.md)", hostTrouble(&r))
+		}
+		for i := range r.Hosts {
+			t.add(l.cells(&r.Hosts[i])...)
+		}
+		return a.flush(t, hostTrouble(&r))
+	})
+	more = append(more, a.drainCommand(), a.cutCommand())
+	return a.object("host", "Show the links to other hosts", "[HOST]", l.names(), once(a.hostWords()), nil, show, more...)
+}
+
+// hostTrouble says what is wrong with the connection to exanet-hostd; "": nothing.
+func hostTrouble(r *control.Hosts) string {
+	switch {
+	case r.Refused != "":
+		return "the newest table of hosts is not in effect: " + r.Refused
+	case !r.Hostd:
+		return "exanet-hostd is not connected: the links stay, and none is made anew"
+	}
+	return ""
+}
+
+// hostWords completes the name of another host.
+func (a *app) hostWords() cobra.CompletionFunc {
+	return a.answerWords(func(ctx context.Context, c *control.Client) (list []string, _ error) {
+		r, err := c.Hosts(ctx)
+		for _, h := range r.Hosts {
+			list = append(list, h.Name)
+		}
+		return list, err
+	})
+}
+
+// changeHost makes a change of the link to a host, which says describes.
+func (a *app) changeHost(change func(c *control.Client) (control.Hosts, error), says func(*control.Host) string) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	r, err := change(c)
+	if err != nil {
+		return err
+	}
+	if a.wantJSON() {
+		return a.printJSON(r)
+	}
+	for i := range r.Hosts {
+		fmt.Fprintf(a.err, "host %s %s\n", r.Hosts[i].Name, says(&r.Hosts[i]))
+	}
+	return nil
+}
+
+func (a *app) drainCommand() *cobra.Command {
+	undo := false
+	c := &cobra.Command{
+		Use:   "drain HOST",
+		Short: "Let no new transfers to a host begin",
+		Long: `drain lets the transfers to a host that are under way finish and refuses new
+ones with status 10, until --undo. exanetctl host shows the host as drained when
+none is under way. Only root and the user of pfd may drain a host.`,
+		Example:           "  exanetctl host drain b\n  exanetctl host drain b --undo",
+		Args:              wantArgs(1, 1),
+		ValidArgsFunction: once(a.hostWords()),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.changeHost(func(c *control.Client) (control.Hosts, error) {
+				return c.DrainHost(cmd.Context(), args[0], !undo)
+			}, func(h *control.Host) string { return "is " + h.State })
+		},
+	}
+	c.Flags().BoolVar(&undo, "undo", false, "let transfers begin again")
+	return c
+}
+
+func (a *app) cutCommand() *cobra.Command {
+	d := time.Second
+	c := &cobra.Command{
+		Use:   "cut HOST",
+		Short: "Cut the link to a host for some time, for tests",
+		Long: `cut ends the connections to a host and makes none for the time of --for.
+Transfers wait meanwhile, and no byte is lost. Only root and the user of pfd may
+cut a link.`,
+		Example:           "  exanetctl host cut b --for 1s",
+		Args:              wantArgs(1, 1),
+		ValidArgsFunction: once(a.hostWords()),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if d < time.Millisecond || d > control.MaxCut {
+				return usagef("--for %v: want 1ms to %v", d, strings.TrimSuffix(control.MaxCut.String(), "0m0s"))
+			}
+			return a.changeHost(func(c *control.Client) (control.Hosts, error) {
+				return c.CutHost(cmd.Context(), args[0], d)
+			}, func(*control.Host) string { return fmt.Sprintf("is cut off for %v", d) })
+		},
+	}
+	c.Flags().DurationVar(&d, "for", d, "time for which no connection is made")
+	return c
+}

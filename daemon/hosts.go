@@ -37,7 +37,7 @@ type hosts struct {
 	log     *slog.Logger
 	links   *link.Links
 	changes chan handover.State
-	users   []uint32 // who may be exanet-hostd, besides root and pfd's own user
+	users   []uint32 // of exanet-hostd, besides root and pfd's own user
 
 	mu      sync.Mutex
 	conn    *handover.Conn // of the newest exanet-hostd; nil: none is connected
@@ -265,7 +265,7 @@ func (h *hosts) View() control.Hosts {
 	return r
 }
 
-// identity is what this pfd knows of itself, with which a table of hosts must agree.
+// identity returns the values of this pfd with which a table of hosts must agree.
 func (c *Config) identity(groups []domain.Group) link.Identity {
 	return link.Identity{
 		Nodes:  link.Range{First: c.NodeBase, Last: c.NodeBase + device.NodeID(c.Nodes) - 1},

@@ -215,7 +215,7 @@ type Host struct {
 	TLS       bool   `json:"tls"`
 	UDP       bool   `json:"udp"`    // frames travel in datagrams
 	RTTNS     int64  `json:"rtt_ns"` // round trip of the last heartbeat; 0: none yet
-	// What follows depends on all users' transfers: 0 and "" for a user who does not see everything.
+	// The rest depends on all users' transfers: it is 0 or "" for a user who does not see everything.
 	Error           string `json:"error"`        // why the last connection ended or failed
 	ErrorAgeNS      int64  `json:"error_age_ns"` // how long ago that was
 	Connects        uint64 `json:"connects_total"`

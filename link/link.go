@@ -8,10 +8,16 @@
 package link
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/exanet/pfd/device"
@@ -95,20 +101,82 @@ type Want struct {
 // Links are the links of a pfd to all other hosts. Its methods may be called on any goroutine,
 // except where they say otherwise.
 type Links struct {
-	cfg   Config
-	wants chan Want
+	cfg    Config
+	log    *slog.Logger
+	wants  chan Want
+	sink   Sink                    // set by Run
+	routes atomic.Pointer[[]*peer] // by their nodes, which do not overlap
+	now    atomic.Pointer[view]    // the table in use
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	ctx     context.Context // set by Run
+	peers   map[string]*peer
+	ending  []*peer // struck, for Info
+	stopped bool    // Run is about to return
+	pending []*pending
+	evicted uint64
+	warned  time.Time // of the last warning of a stranger
+}
+
+// view is a table with its credentials. It is not changed.
+type view struct {
+	table Table
+	self  Host
+	keys  *keys // nil without TLS
 }
 
 // New returns the links of a pfd. They are down until Run is called and SetTable has named hosts.
 func New(cfg Config) *Links {
-	return &Links{cfg: cfg, wants: make(chan Want, 2*MaxHosts)}
+	t := &cfg.Timing
+	for d, standard := range map[*time.Duration]time.Duration{
+		&t.Heartbeat: time.Second, &t.Handshake: 5 * time.Second, &t.Unreachable: 5 * time.Second,
+		&t.BackoffMin: 100 * time.Millisecond, &t.BackoffMax: 5 * time.Second,
+	} {
+		if *d <= 0 {
+			*d = standard
+		}
+	}
+	l := &Links{cfg: cfg, log: cfg.Log, wants: make(chan Want, 3*MaxHosts), peers: map[string]*peer{}}
+	if l.log == nil {
+		l.log = slog.New(slog.DiscardHandler)
+	}
+	l.now.Store(new(view))
+	l.routes.Store(new([]*peer))
+	return l
 }
 
 // Run carries frames until ctx is done. It returns when all connections are closed and all
 // goroutines have ended. It must be called once.
 func (l *Links) Run(ctx context.Context, sink Sink) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	l.mu.Lock()
+	l.ctx, l.sink = ctx, sink
+	for _, p := range l.peers {
+		l.start(p)
+	}
+	l.mu.Unlock()
 	<-ctx.Done()
+	l.mu.Lock()
+	l.stopped = true
+	l.mu.Unlock()
+	l.wg.Wait()
 	return nil
+}
+
+// start starts a peer's goroutine. l.mu is held.
+func (l *Links) start(p *peer) {
+	if l.ctx == nil || l.stopped {
+		return
+	}
+	p.ctx, p.cancel = context.WithCancel(l.ctx)
+	l.wg.Add(1)
+	go func() {
+		defer l.wg.Done()
+		defer p.cancel()
+		p.run()
+	}()
 }
 
 // SetTable replaces the table of hosts. It returns ErrTable, with the values of both sides, if the
@@ -116,42 +184,216 @@ func (l *Links) Run(ctx context.Context, sink Sink) error {
 // that the new table does not have is gone. Links that the new credentials or the revoked
 // certificates do not permit end. Connections that lack are asked for again at once, also if the
 // table is the same as before.
-func (l *Links) SetTable(t Table) error { return nil }
+func (l *Links) SetTable(t Table) error {
+	v, err := newView(t, l.cfg.Identity)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrTable, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.now.Swap(v)
+	l.ending = nil
+	peers := map[string]*peer{}
+	for _, h := range v.table.Hosts {
+		if p := l.peers[h.Name]; p != nil && p.same(h, v, old) && h.Name != t.Self {
+			peers[h.Name] = p
+		}
+	}
+	for name, p := range l.peers {
+		if peers[name] == nil {
+			p.struck.Store(true)
+			if p.cancel != nil {
+				p.cancel()
+			} else {
+				close(p.ended)
+			}
+			l.ending = append(l.ending, p)
+		}
+	}
+	for _, h := range v.table.Hosts {
+		if h.Name == t.Self || peers[h.Name] != nil {
+			continue
+		}
+		var before []*peer
+		l.ending = slices.DeleteFunc(l.ending, func(p *peer) bool {
+			taken := p.host.Name == h.Name || overlap(p.host.Nodes, h.Nodes)
+			if taken {
+				before = append(before, p)
+			}
+			return taken
+		})
+		p := l.newPeer(h, v.self.Nodes, before)
+		peers[h.Name] = p
+		l.start(p)
+	}
+	l.peers = peers
+	routes := slices.Collect(maps.Values(peers))
+	routes = append(routes, l.ending...)
+	slices.SortFunc(routes, func(a, b *peer) int { return cmp.Compare(a.host.Nodes.First, b.host.Nodes.First) })
+	l.routes.Store(&routes)
+	for _, p := range peers {
+		p.again.Store(true)
+		p.poke()
+	}
+	return nil
+}
 
-// Take takes a connected socket. dialed is the host that was dialed, "" if the connection was
-// accepted. Take returns at once and closes c if it is of no use.
-func (l *Links) Take(c net.Conn, dialed string) { _ = c.Close() }
+// want asks for a connection. If the receiver is far behind, the Want comes again later.
+func (l *Links) want(w Want) {
+	select {
+	case l.wants <- w:
+	default:
+	}
+}
+
+// view returns the table in use.
+func (l *Links) view() *view { return l.now.Load() }
+
+// peer returns the peer of a name, nil if there is none.
+func (l *Links) peer(name string) *peer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.peers[name]
+}
+
+// permits checks a session against the table in use.
+func (l *Links) permits(s *session) error {
+	v := l.view()
+	for _, c := range s.conns {
+		switch {
+		case (v.keys == nil) != (c.framed == nil):
+			return errors.New("TLS was switched in the table")
+		case v.keys == nil:
+			continue
+		}
+		if err := v.keys.trusts(c.chain); err != nil {
+			return err
+		}
+		if err := v.keys.permits(c.chain, s.p.host); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// valid checks that the peer's certificates are not past their time.
+func (l *Links) valid(s *session) error {
+	for _, c := range s.conns {
+		if c.chain != nil && time.Now().After(c.chain[0].NotAfter) {
+			return fmt.Errorf("certificate %s of host %s has expired: issue a new one", describe(c.chain[0]), s.p.host.Name)
+		}
+	}
+	return nil
+}
 
 // TakeUDP takes a UDP socket that is connected to a host of the table. It replaces the socket
 // before it.
-func (l *Links) TakeUDP(host string, c net.Conn) { _ = c.Close() }
+func (l *Links) TakeUDP(host string, c net.Conn) {
+	p := l.peer(host)
+	if p == nil || !p.host.UDP {
+		_ = c.Close()
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.socket != nil {
+		_ = p.socket.Close()
+	}
+	p.socket = c
+	p.poke()
+}
 
 // Wants returns the channel of connections that lack. Only the host with the lower node ids asks
-// for TCP connections.
+// for TCP connections; both ask for UDP sockets.
 func (l *Links) Wants() <-chan Want { return l.wants }
 
 // Failed says that a connection that was wanted could not be made, and why. The text becomes
 // the last error of the link in Info.
-func (l *Links) Failed(host string, udp bool, text string) {}
+func (l *Links) Failed(host string, udp bool, text string) {
+	if p := l.peer(host); p != nil {
+		p.note(errors.New(truncate(plain(text), maxRefusal)))
+	}
+}
+
+// route returns the peer of a node, nil if no other host has it.
+func (l *Links) route(id device.NodeID) *peer {
+	routes := *l.routes.Load()
+	i, _ := slices.BinarySearchFunc(routes, id, func(p *peer, id device.NodeID) int {
+		if p.host.Nodes.Last < id {
+			return -1
+		}
+		return 1
+	})
+	if i < len(routes) && routes[i].host.Nodes.Contains(id) {
+		return routes[i]
+	}
+	return nil
+}
 
 // Reaches reports whether id is a node of another host of the table, whether its link is up or not.
-func (l *Links) Reaches(id device.NodeID) bool { return false }
+// The nodes of a host that is gone count until the next table.
+func (l *Links) Reaches(id device.NodeID) bool { return l.route(id) != nil }
 
 // Send sends a frame to a node of another host. It never blocks and copies what it keeps. A frame
 // for a link that is down, or whose queue is full, is dropped and counted. Send must be called on
 // one goroutine at a time.
-func (l *Links) Send(f *wire.Frame) {}
+func (l *Links) Send(f *wire.Frame) {
+	if p := l.route(f.DstNode); p != nil {
+		p.send(f)
+	}
+}
 
 // Info returns the state of all links, in the order of their nodes.
-func (l *Links) Info() []Info { return nil }
+func (l *Links) Info() []Info {
+	var list []Info
+	for _, p := range *l.routes.Load() {
+		list = append(list, p.info(l.view()))
+	}
+	return list
+}
 
 // Cut ends the connections to a host and lets none be made for a time. It is for tests.
-func (l *Links) Cut(host string, d time.Duration) error { return ErrHost }
+func (l *Links) Cut(host string, d time.Duration) error {
+	return l.change(host, func(p *peer) { p.cutUntil = time.Now().Add(d) })
+}
 
-// Drain with on true says that no new transfers to a host should begin (Draining reports that to
-// the engine); with on false that they may again.
-func (l *Links) Drain(host string, on bool) error { return ErrHost }
+// Drain with on true says that no new transfers to a host should begin; with on false that they may
+// again.
+func (l *Links) Drain(host string, on bool) error {
+	return l.change(host, func(p *peer) { p.draining, p.drained = on, false })
+}
+
+// change changes fields of a peer that its lock guards.
+func (l *Links) change(host string, f func(*peer)) error {
+	p := l.peer(host)
+	if p == nil {
+		return fmt.Errorf("%w: %s", ErrHost, host)
+	}
+	p.mu.Lock()
+	f(p)
+	p.mu.Unlock()
+	p.look()
+	p.poke()
+	return nil
+}
 
 // Tell sends a message to the pfd of another host. Messages to one host arrive in order. Those that
 // were not delivered when the link broke are lost: Config.Changed says so to both sides.
-func (l *Links) Tell(host string, message []byte) error { return ErrHost }
+func (l *Links) Tell(host string, message []byte) error {
+	p := l.peer(host)
+	switch {
+	case p == nil:
+		return fmt.Errorf("%w: %s", ErrHost, host)
+	case len(message) > MaxTell:
+		return fmt.Errorf("%w: %d bytes, at most %d", ErrSize, len(message), MaxTell)
+	}
+	switch p.queues[classHigh].control(recordTold, message) {
+	case putRefused:
+		return fmt.Errorf("%w: host %s", ErrDown, host)
+	case putNoRoom:
+		return fmt.Errorf("%w: host %s", ErrFull, host)
+	case putFull:
+		p.report()
+	}
+	return nil
+}

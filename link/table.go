@@ -1,6 +1,7 @@
 package link
 
 import (
+	"crypto/x509"
 	"fmt"
 	"time"
 
@@ -89,4 +90,102 @@ type Info struct {
 	// received ones whose source is not the peer's or whose destination is not ours, and Bad
 	// connections that ended because a record could not be decoded.
 	Dropped, Forged, Bad uint64
+}
+
+// overlap reports whether two ranges have a node in common.
+func overlap(a, b Range) bool { return a.First <= b.Last && b.First <= a.Last }
+
+// newView checks a table and parses its credentials.
+func newView(t Table, id Identity) (*view, error) {
+	v := &view{table: t}
+	if len(t.Hosts) > MaxHosts {
+		return nil, fmt.Errorf("%d hosts, at most %d", len(t.Hosts), MaxHosts)
+	}
+	found := false
+	for i, h := range t.Hosts {
+		if h.Name == "" || h.Nodes.First > h.Nodes.Last || h.Nodes.Last > maxNode || h.PDIDs[0] > h.PDIDs[1] {
+			return nil, fmt.Errorf("host %q has nodes %v and PDIDs %#x-%#x: it needs a name, ranges in order, and node ids up to %d",
+				h.Name, h.Nodes, h.PDIDs[0], h.PDIDs[1], maxNode)
+		}
+		for _, o := range t.Hosts[:i] {
+			switch {
+			case h.Name == o.Name:
+				return nil, fmt.Errorf("host %s is there twice", h.Name)
+			case overlap(h.Nodes, o.Nodes):
+				return nil, fmt.Errorf("hosts %s and %s have nodes %v and %v: give each host its own", o.Name, h.Name, o.Nodes, h.Nodes)
+			case h.PDIDs[0] <= o.PDIDs[1] && o.PDIDs[0] <= h.PDIDs[1]:
+				return nil, fmt.Errorf("hosts %s and %s have PDIDs %#x-%#x and %#x-%#x: give each host its own",
+					o.Name, h.Name, o.PDIDs[0], o.PDIDs[1], h.PDIDs[0], h.PDIDs[1])
+			}
+		}
+		if h.Name == t.Self {
+			v.self, found = h, true
+		}
+	}
+	switch {
+	case !found:
+		return nil, fmt.Errorf("host %q, which this is, is not one of its hosts", t.Self)
+	case id.Cluster != "" && id.Cluster != t.Cluster:
+		return nil, fmt.Errorf("it is of cluster %q, this pfd of cluster %q", t.Cluster, id.Cluster)
+	case id.Host != "" && id.Host != t.Self:
+		return nil, fmt.Errorf("it says that this is host %q, this pfd is host %q", t.Self, id.Host)
+	case v.self.Nodes != id.Nodes:
+		return nil, fmt.Errorf("host %s has nodes %v there, this pfd has nodes %v: see pfd --node-base and --nodes", t.Self, v.self.Nodes, id.Nodes)
+	case v.self.PDIDs != id.PDIDs:
+		return nil, fmt.Errorf("host %s has PDIDs %#x-%#x there, this pfd has %#x-%#x: see pfd --pdid-range",
+			t.Self, v.self.PDIDs[0], v.self.PDIDs[1], id.PDIDs[0], id.PDIDs[1])
+	}
+	if !t.TLS {
+		return v, nil
+	}
+	k, err := newKeys(&t, v.self)
+	if err == nil {
+		err = k.trusts(append([]*x509.Certificate{k.leaf}, k.between...))
+	}
+	if err == nil {
+		err = k.permits([]*x509.Certificate{k.leaf}, v.self)
+	}
+	v.keys = k
+	return v, err
+}
+
+// maxNode is the largest node id, which has 22 bits (001).
+const maxNode device.NodeID = 1<<22 - 1
+
+// same reports whether an entry of a new table is the peer as it is.
+func (p *peer) same(h Host, v, old *view) bool {
+	q := p.host
+	q.Address, h.Address = "", ""
+	return q == h && p.own == v.self.Nodes && old.table.Cluster == v.table.Cluster && old.table.Self == v.table.Self
+}
+
+// info returns the state of the link.
+func (p *peer) info(v *view) Info {
+	p.look()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := Info{
+		Host: p.host.Name, Address: p.host.Address, Nodes: p.host.Nodes, State: p.state, Since: p.since,
+		LastErrorAt: p.errAt, TLS: v.keys != nil, UDP: p.host.UDP, RTT: time.Duration(p.rtt.Load()), Connects: p.connects,
+		FramesReceived: p.framesIn.Load(), BytesReceived: p.octetsIn.Load(), Forged: p.forged.Load(), Bad: p.bad.Load(),
+	}
+	if p.err != nil {
+		i.LastError = p.err.Error()
+	}
+	for class, q := range []*queue{p.queues[classHigh], p.queues[classBulk], p.udp} {
+		if q == nil {
+			continue
+		}
+		q.mu.Lock()
+		i.FramesSent += q.frames
+		i.BytesSent += q.octets
+		i.Dropped += q.dropped
+		if class == classHigh {
+			i.QueuedHigh = q.bytes
+		} else {
+			i.QueuedBulk += q.bytes
+		}
+		q.mu.Unlock()
+	}
+	return i
 }

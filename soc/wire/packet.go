@@ -172,20 +172,43 @@ func (p *Packet) AppendTo(b []byte) []byte {
 // if a field is invalid for the packet's kind. A wrong payload CRC is not an error: the packet is
 // Corrupt. It allocates nothing, and no input makes it panic.
 func DecodePacket(b []byte) (Packet, error) {
-	if len(b) < HeaderSize+CRCSize {
+	var p Packet
+	n, err := p.DecodeHeader(b)
+	if err != nil {
+		return Packet{}, err
+	}
+	rest := b[HeaderSize+CRCSize:]
+	if n > 0 && len(rest) != n+CRCSize || n == 0 && len(rest) != 0 {
 		return Packet{}, ErrSize
 	}
+	if n > 0 {
+		p.Payload = rest[:n:n]
+		p.Corrupt = crc32.Checksum(p.Payload, castagnoli) != binary.LittleEndian.Uint32(rest[n:])
+	}
+	if !p.sound() {
+		return Packet{}, ErrField
+	}
+	return p, nil
+}
+
+// DecodeHeader decodes the header and its CRC at the beginning of b into p and returns the length of
+// the payload. It checks the CRC and the undefined bits, but not whether the fields are valid for
+// the kind: DecodePacket does.
+func (p *Packet) DecodeHeader(b []byte) (payload int, err error) {
+	if len(b) < HeaderSize+CRCSize {
+		return 0, ErrSize
+	}
 	if crc32.Checksum(b[:HeaderSize], castagnoli) != binary.LittleEndian.Uint32(b[HeaderSize:]) {
-		return Packet{}, ErrHeaderCRC
+		return 0, ErrHeaderCRC
 	}
 	var w [HeaderWords]uint64
 	for i := range w {
 		w[i] = binary.LittleEndian.Uint64(b[8*i:])
 		if w[i]&undefined[i] != 0 {
-			return Packet{}, ErrField
+			return 0, ErrField
 		}
 	}
-	p := Packet{
+	*p = Packet{
 		Header: Header{
 			Kind:          Kind(fKind.get(&w)),
 			Last:          fLast.get(&w) != 0,
@@ -213,19 +236,7 @@ func DecodePacket(b []byte) (Packet, error) {
 		Refused: fRefused.get(&w) != 0,
 		Offset:  uint16(fOffset.get(&w)),
 	}
-	n := int(fPayload.get(&w))
-	rest := b[HeaderSize+CRCSize:]
-	if n > 0 && len(rest) != n+CRCSize || n == 0 && len(rest) != 0 {
-		return Packet{}, ErrSize
-	}
-	if n > 0 {
-		p.Payload = rest[:n:n]
-		p.Corrupt = crc32.Checksum(p.Payload, castagnoli) != binary.LittleEndian.Uint32(rest[n:])
-	}
-	if !p.sound() {
-		return Packet{}, ErrField
-	}
-	return p, nil
+	return int(fPayload.get(&w)), nil
 }
 
 // sound reports whether the fields are valid for a packet of its kind.

@@ -1,0 +1,266 @@
+package link
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/exanet/pfd/device"
+)
+
+// maxPending limits connections that are not part of a link yet, beside the dialed ones (defined by
+// this project). Beyond it the oldest is closed: one that makes progress is done long before.
+const maxPending = 64
+
+// pending is a connection that is not part of a link yet.
+type pending struct {
+	c        net.Conn
+	dialed   *peer // nil: accepted
+	number   uint64
+	class    int
+	deadline time.Time
+}
+
+// Take takes a connected socket. dialed is the host that was dialed, "" if the connection was
+// accepted. Take returns at once and closes c if it is of no use.
+func (l *Links) Take(c net.Conn, dialed string) {
+	h := &pending{c: c, deadline: time.Now().Add(l.cfg.Timing.Handshake)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.ctx == nil || l.stopped:
+		_ = c.Close()
+		return
+	case dialed != "":
+		ok := false
+		if h.dialed = l.peers[dialed]; h.dialed != nil {
+			h.number, h.class, ok = h.dialed.claim()
+		}
+		if !ok {
+			_ = c.Close() // more than are wanted
+			return
+		}
+	default:
+		accepted := func(p *pending) bool { return p.dialed == nil }
+		count := 0
+		for _, p := range l.pending {
+			if accepted(p) {
+				count++
+			}
+		}
+		if count >= maxPending {
+			i := slices.IndexFunc(l.pending, accepted)
+			_ = l.pending[i].c.Close()
+			l.pending = slices.Delete(l.pending, i, i+1)
+			l.evicted++
+		}
+	}
+	l.pending = append(l.pending, h)
+	l.wg.Add(1)
+	go func() {
+		defer l.wg.Done()
+		l.shake(h)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if i := slices.Index(l.pending, h); i >= 0 {
+			l.pending = slices.Delete(l.pending, i, i+1)
+		}
+	}()
+}
+
+// shake brings a connection to its peer, or closes it.
+func (l *Links) shake(h *pending) {
+	defer context.AfterFunc(l.ctx, func() { _ = h.c.Close() })()
+	c, p, err := l.greet(h)
+	if err == nil {
+		select {
+		case p.arrived <- c:
+			return
+		case <-p.ctx.Done():
+			err = fmt.Errorf("host %s is no longer in the table", p.host.Name)
+		}
+	}
+	linger(h.c)
+	if h.dialed != nil {
+		h.dialed.release(h.number, h.class)
+		p = h.dialed
+	}
+	if p != nil {
+		p.note(err)
+		return
+	}
+	l.stranger(h.c, err)
+}
+
+// stranger logs the error of a connection of which no host of the table is known to be the origin:
+// as a warning at most once a second, since anybody may cause it.
+func (l *Links) stranger(c net.Conn, err error) {
+	level := slog.LevelDebug
+	l.mu.Lock()
+	if time.Since(l.warned) >= time.Second && !errors.Is(err, net.ErrClosed) {
+		l.warned, level = time.Now(), slog.LevelWarn
+	}
+	l.mu.Unlock()
+	l.log.Log(context.Background(), level, "a connection did not become a link", "from", c.RemoteAddr(), "error", err)
+}
+
+// linger closes a connection after the peer has, or soon: closing it earlier would reset it, and
+// the peer would lose the reason.
+func linger(c net.Conn) {
+	_ = c.SetDeadline(time.Now().Add(lingerTime))
+	_, _ = io.CopyN(io.Discard, c, 64<<10)
+	_ = c.Close()
+}
+
+// lingerTime limits linger (defined by this project).
+const lingerTime = 200 * time.Millisecond
+
+// greet makes TLS and exchanges HELLO. The peer is returned as soon as it is known, also with an
+// error.
+func (l *Links) greet(h *pending) (*conn, *peer, error) {
+	_ = h.c.SetDeadline(h.deadline)
+	view := l.view()
+	c := &conn{raw: h.c, stream: h.c, number: h.number, class: h.class}
+	if view.keys != nil {
+		if err := c.secure(l.ctx, view, h.dialed); err != nil {
+			return nil, nil, err
+		}
+	}
+	own := view.hello(l.cfg.Identity)
+	if h.dialed != nil {
+		own.Class, own.Link = h.class, number16(h.number)
+		if err := c.record(recordHello, encodeHello(own)); err != nil {
+			return nil, nil, fmt.Errorf("sending HELLO: %w", err)
+		}
+	}
+	content, err := readRecord(c.stream, recordHello)
+	if err != nil {
+		return nil, nil, fmt.Errorf("waiting for HELLO: %w", l.alert(view, err))
+	}
+	theirs, err := decodeHello(content)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := l.accept(c, view, own, theirs, h)
+	if err != nil {
+		_ = c.record(recordRefusal, []byte(truncate(err.Error(), maxRefusal)))
+		if view.keys == nil {
+			p = h.dialed // without a certificate, a name proves nothing: no other link's state changes
+		}
+		return nil, p, err
+	}
+	c.peer = p
+	if h.dialed != nil {
+		err = c.record(recordReady, nil)
+	} else {
+		p.awaitUncut(h.deadline)
+		own.Class, own.Link = theirs.Class, theirs.Link
+		if err = c.record(recordHello, encodeHello(own)); err == nil {
+			_, err = readRecord(c.stream, recordReady)
+		}
+	}
+	if err != nil {
+		return nil, p, fmt.Errorf("HELLO: %w", l.alert(view, err))
+	}
+	if c.framed != nil {
+		c.framed.gather()
+	}
+	return c, p, h.c.SetDeadline(time.Time{})
+}
+
+// secure makes TLS.
+func (c *conn) secure(ctx context.Context, view *view, dialed *peer) error {
+	c.framed = &framed{Conn: c.raw}
+	conf := view.keys.config(view.self.Name)
+	var t *tls.Conn
+	if dialed != nil {
+		t = tls.Client(c.framed, conf)
+	} else {
+		t = tls.Server(c.framed, conf)
+	}
+	if err := t.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("TLS: %w", err)
+	}
+	c.stream, c.chain = t, t.ConnectionState().PeerCertificates
+	return nil
+}
+
+// alert explains the end of a connection by the peer's TLS: it does not say more than that, but the
+// reason is nearly always our certificate.
+func (l *Links) alert(view *view, err error) error {
+	var a tls.AlertError
+	var op *net.OpError
+	if view.keys != nil && (errors.As(err, &a) || errors.As(err, &op) && op.Op == "remote error") {
+		return fmt.Errorf("the other side does not trust certificate %s: its log has the reason: %w", describe(view.keys.leaf), err)
+	}
+	return err
+}
+
+// accept finds the peer of a HELLO and judges it.
+func (l *Links) accept(c *conn, view *view, own, theirs *hello, h *pending) (*peer, error) {
+	if theirs.Version != version { // all else may mean something else there
+		return nil, judge(theirs, own, Host{Name: theirs.Host})
+	}
+	p := l.peer(theirs.Host)
+	switch {
+	case h.dialed != nil && p != h.dialed:
+		return nil, fmt.Errorf("host %.64s answers where host %s dialed host %s: compare the addresses in hosts.toml", theirs.Host, own.Host, h.dialed.host.Name)
+	case p == nil:
+		return nil, fmt.Errorf("host %.64s, nodes %v, is not in the table of host %s: use the same hosts.toml on both hosts",
+			theirs.Host, Range{theirs.Nodes[0], theirs.Nodes[1]}, own.Host)
+	case theirs.Cluster != own.Cluster: // named first, since the certificate says it, too
+		return nil, judge(theirs, own, p.host)
+	case view.keys != nil:
+		// The certificate must cover what the peer claims. If it does not, this may be anybody: p's
+		// state does not change.
+		if err := view.keys.permits(c.chain, Host{Name: p.host.Name, Nodes: Range{theirs.Nodes[0], theirs.Nodes[1]}}); err != nil {
+			return nil, err
+		}
+	}
+	if err := judge(theirs, own, p.host); err != nil {
+		return p, err
+	}
+	number, err := theirs.number()
+	switch {
+	case err != nil:
+		return p, err
+	case h.dialed != nil && (number != h.number || theirs.Class != h.class):
+		return p, fmt.Errorf("%w: HELLO repeats class %d and link %s, want %d and %s", errRecord, theirs.Class, theirs.Link, h.class, number16(h.number))
+	case h.dialed == nil && p.dials:
+		return p, fmt.Errorf("host %s dials, but host %s has the lower nodes and dials: give each host its own nodes", theirs.Host, own.Host)
+	}
+	c.number, c.class = number, theirs.Class
+	return p, nil
+}
+
+// record writes a record at once.
+func (c *conn) record(kind int, content []byte) error {
+	return c.write(appendControl(nil, kind, content))
+}
+
+// hello returns this host's HELLO without class and link.
+func (v *view) hello(id Identity) *hello {
+	return &hello{
+		Version: version, Cluster: v.table.Cluster, Host: v.self.Name, PDIDs: v.self.PDIDs,
+		Groups: groupsText(id.Groups), Nodes: [2]device.NodeID{v.self.Nodes.First, v.self.Nodes.Last},
+	}
+}
+
+func encodeHello(h *hello) []byte {
+	b, _ := json.Marshal(h) // a struct of strings and numbers
+	return b
+}
+
+func truncate(s string, n int) string {
+	if len(s) > n {
+		return s[:n]
+	}
+	return s
+}

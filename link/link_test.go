@@ -1,0 +1,82 @@
+package link
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// samples are frames of all kinds from a node to another.
+func samples(from, to device.NodeID) []*wire.Frame {
+	torn := block(from, to, 5000, 2)
+	torn.Present, torn.Corrupt, torn.Duplicate = 0x9a53d&torn.Present, 0x1005&torn.Present, 0x8008&torn.Present
+	torn.Present |= torn.Corrupt | torn.Duplicate
+	worded := block(from, to, 777, 3)
+	worded.HasWords, worded.Completion = true, wire.Completion{VA: 0x7f1234567890, First: 11, Last: ^uint64(0)}
+	worded.Block, worded.Remaining, worded.Last, worded.Read = 0, 777, true, true
+	missing := block(from, to, 16384, 4)
+	missing.HasWords, missing.WordsMissing = true, true
+	alone := block(from, to, 300, 5)
+	alone.Present, alone.HasWords, alone.Completion = 0, true, worded.Completion
+	h := wire.Header{SrcNode: from, DstNode: to, SrcPDID: 0x101, DstPDID: 0x202, SrcGeneration: 3, DstGeneration: 4, ID: 1023, Seq: 16383, First: 1}
+	kind := func(k wire.Kind) wire.Frame {
+		f := wire.Frame{Header: h}
+		f.Kind = k
+		return f
+	}
+	words, ack, refusal, message, number := kind(wire.Words), kind(wire.Ack), kind(wire.Ack), kind(wire.Message), kind(wire.Link)
+	words.HasWords, words.Completion = true, worded.Completion
+	ack.Code = device.CodeSlaveError
+	refusal.MessageLen, refusal.Code, refusal.Remaining = 1, device.CodeBufferFull, 1<<16|77
+	message.MessageLen, message.Message = 8, [8]uint64{1, 2, 3, 4, 5, 6, 7, 8}
+	message.SrcInterface, message.DstMailbox = 63, 62
+	number.Link = 99
+	return []*wire.Frame{block(from, to, 16384, 1), torn, worded, missing, alone, &words, &ack, &refusal, &message, &number}
+}
+
+// same reports whether two frames are the same on the wire: bytes of packets that are not present
+// do not count.
+func same(a, b *wire.Frame) bool {
+	x, y := *a, *b
+	p, q := x.Payload, y.Payload
+	x.Payload, y.Payload = nil, nil
+	if len(p) != len(q) || x.Present != y.Present {
+		return false
+	}
+	for i := range (len(p) + 255) / 256 {
+		if x.Present>>i&1 != 0 && !bytes.Equal(p[256*i:min(256*i+256, len(p))], q[256*i:min(256*i+256, len(q))]) {
+			return false
+		}
+	}
+	return x.Header == y.Header && x.Corrupt == y.Corrupt && x.Duplicate == y.Duplicate && x.HasWords == y.HasWords &&
+		x.WordsMissing == y.WordsMissing && x.Completion == y.Completion && x.Message == y.Message && x.MessageLen == y.MessageLen
+}
+
+// Frames of all kinds arrive as they were sent, both ways, with and without TLS.
+func TestFramesArrive(t *testing.T) {
+	for _, tls := range []bool{true, false} {
+		r := newRig(t, 2, tls)
+		a, b := r.two()
+		for range 20 {
+			for _, f := range samples(0, 3) {
+				a.Send(f)
+				g := b.await(t, "frame", func(g got) bool { return g.frame != nil })
+				if !same(f, g.frame) {
+					t.Fatalf("sent %+v\ngot %+v", f, g.frame)
+				}
+			}
+			for _, f := range samples(2, 1) {
+				b.Send(f)
+				if g := a.await(t, "frame", func(g got) bool { return g.frame != nil }); !same(f, g.frame) {
+					t.Fatalf("sent %+v\ngot %+v", f, g.frame)
+				}
+			}
+		}
+		i := a.Info()[0]
+		if i.FramesSent != 200 || i.FramesReceived != 200 || i.Bad+i.Forged+i.Dropped != 0 || i.Connects != 1 || i.TLS != tls || i.State != Up {
+			t.Errorf("%+v", i)
+		}
+	}
+}

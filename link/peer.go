@@ -1,0 +1,500 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// deadBeats is the number of heartbeats during which a connection may be silent (spec/hosts.md 1).
+const deadBeats = 3
+
+// peer is the link to one other host of the table. Its goroutine, run, makes sessions of the
+// connections that arrive, one after the other.
+type peer struct {
+	l      *Links
+	host   Host
+	own    Range
+	dials  bool // this side does
+	ctx    context.Context
+	cancel context.CancelFunc
+	struck atomic.Bool   // no longer in the table
+	again  atomic.Bool   // what lacks is asked for at once
+	ended  chan struct{} // run has returned
+	after  []*peer       // had some of the nodes before
+
+	arrived chan *conn
+	poked   chan struct{} // something that run looks at has changed
+
+	queues [classes]*queue
+	udp    *queue // datagrams, if the host has UDP
+
+	ready struct {
+		sync.Mutex
+		up, said bool // the link is up; the sink's last LinkReady
+	}
+
+	forged, bad, framesIn, octetsIn atomic.Uint64
+	rtt                             atomic.Int64
+
+	mu       sync.Mutex
+	state    State
+	since    time.Time
+	up       bool
+	number   uint64        // of the link that is being dialed
+	open     [classes]bool // its connections that are there, or on the way
+	cutUntil time.Time
+	draining bool
+	drained  bool
+	err      error
+	errAt    time.Time
+	connects uint64
+	socket   net.Conn // UDP
+}
+
+func (l *Links) newPeer(h Host, own Range, after []*peer) *peer {
+	p := &peer{
+		l: l, host: h, own: own, dials: own.First < h.Nodes.First, after: after,
+		ended: make(chan struct{}), arrived: make(chan *conn), poked: make(chan struct{}, 1),
+		queues: [classes]*queue{newQueue(highSize), newQueue(bulkSize)},
+		number: rand.Uint64(), state: Connecting, since: time.Now(),
+	}
+	if h.UDP {
+		p.udp = newQueue(bulkSize)
+		p.udp.cut = cutFrame
+	}
+	return p
+}
+
+// poke makes run look.
+func (p *peer) poke() {
+	select {
+	case p.poked <- struct{}{}:
+	default:
+	}
+}
+
+// note remembers an error for Info, and logs one that is new.
+func (p *peer) note(err error) {
+	p.mu.Lock()
+	known := p.err != nil && p.err.Error() == err.Error()
+	p.err, p.errAt = err, time.Now()
+	p.mu.Unlock()
+	level := slog.LevelWarn
+	if known || errors.Is(err, errStopped) || errors.Is(err, net.ErrClosed) {
+		level = slog.LevelDebug
+	}
+	p.l.log.Log(context.Background(), level, "link", "host", p.host.Name, "error", err)
+}
+
+// claim takes a place in the link that is being dialed.
+func (p *peer) claim() (number uint64, class int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.dials || p.up || time.Now().Before(p.cutUntil) {
+		return 0, 0, false
+	}
+	for class, open := range p.open {
+		if !open {
+			p.open[class] = true
+			return p.number, class, true
+		}
+	}
+	return 0, 0, false
+}
+
+// release gives a place back.
+func (p *peer) release(number uint64, class int) {
+	p.mu.Lock()
+	if p.number == number {
+		p.open[class] = false
+	}
+	p.mu.Unlock()
+	p.poke()
+}
+
+// redial begins a new link to dial.
+func (p *peer) redial() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.number, p.open = rand.Uint64(), [classes]bool{}
+}
+
+// lacking returns the number of connections that this side must dial.
+func (p *peer) lacking() (tcp int, udp bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Now().Before(p.cutUntil) {
+		return 0, false
+	}
+	for _, open := range p.open {
+		if p.dials && !open {
+			tcp++
+		}
+	}
+	return tcp, p.host.UDP && p.socket == nil
+}
+
+// dialing reports whether a connection is of the present link, as far as this side decides that.
+func (p *peer) dialing(c *conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.dials || c.number == p.number
+}
+
+// unreachable reports whether the host has been without a link for long.
+func (p *peer) unreachable() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state == Unreachable
+}
+
+// cutFor returns the time until the end of a cut.
+func (p *peer) cutFor() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(time.Until(p.cutUntil), 0)
+}
+
+// awaitUncut waits until a cut ends, at most until the deadline: the peer that dials then needs not
+// dial again.
+func (p *peer) awaitUncut(deadline time.Time) {
+	t := time.NewTimer(min(p.cutFor(), time.Until(deadline)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-p.ctx.Done():
+	}
+}
+
+// look brings the state up to date.
+func (p *peer) look() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	state := Connecting
+	switch {
+	case p.struck.Load():
+		state = Gone
+	case now.Before(p.cutUntil):
+		state = CutOff
+	case p.up && p.drained:
+		state = Drained
+	case p.up && p.draining:
+		state = Draining
+	case p.up:
+		state = Up
+	case p.state == Unreachable, p.state == Connecting && now.Sub(p.since) >= p.l.cfg.Timing.Unreachable:
+		state = Unreachable
+	}
+	if state != p.state {
+		p.state, p.since = state, now
+	}
+}
+
+// report tells the sink if the link can take frames, when that has changed.
+func (p *peer) report() {
+	p.ready.Lock()
+	defer p.ready.Unlock()
+	ready := p.ready.up
+	for _, q := range p.queues {
+		ready = ready && !q.isFull()
+	}
+	if p.udp != nil {
+		ready = ready && !p.udp.isFull()
+	}
+	if ready != p.ready.said {
+		p.ready.said = ready
+		p.l.sink.LinkReady(p.host.Nodes.First, p.host.Nodes.Last, ready)
+	}
+}
+
+// setUp says that the link is up or not.
+func (p *peer) setUp(up bool) {
+	p.mu.Lock()
+	p.up = up
+	if up {
+		p.connects++
+	}
+	p.mu.Unlock()
+	p.look()
+	p.ready.Lock()
+	p.ready.up = up
+	p.ready.Unlock()
+	p.report()
+}
+
+// genuine reports whether a frame comes from the peer's nodes and goes to ours, and counts others.
+func (p *peer) genuine(f *wire.Frame) bool {
+	if p.host.Nodes.Contains(f.SrcNode) && p.own.Contains(f.DstNode) {
+		return true
+	}
+	p.forged.Add(1)
+	return false
+}
+
+// received counts frames.
+func (p *peer) received(frames []*wire.Frame) {
+	octets := 0
+	for _, f := range frames {
+		octets += frameSize(f)
+	}
+	p.framesIn.Add(uint64(len(frames)))
+	p.octetsIn.Add(uint64(octets))
+}
+
+// send queues a frame.
+func (p *peer) send(f *wire.Frame) {
+	q := p.queues[classBulk]
+	switch {
+	case p.udp != nil:
+		q = p.udp
+	case high(f):
+		q = p.queues[classHigh]
+	}
+	if q.frame(f) == putFull {
+		p.report()
+	}
+}
+
+// run is the peer's goroutine.
+func (p *peer) run() {
+	defer close(p.ended)
+	for _, q := range p.after {
+		<-q.ended
+	}
+	p.after = nil
+	var have [classes]*conn
+	timing := &p.l.cfg.Timing
+	backoff, first := timing.BackoffMin, time.Duration(0)
+	for p.await(&have, first, &backoff) {
+		conns, began := have, time.Now()
+		have = [classes]*conn{}
+		next, err := p.carry(conns)
+		p.note(err)
+		if next != nil {
+			have[next.class] = next
+		}
+		// A link that breaks at once is not dialed at once.
+		if first = backoff; time.Since(began) >= timing.Heartbeat {
+			backoff, first = timing.BackoffMin, 0
+		} else {
+			backoff = min(2*backoff, timing.BackoffMax)
+		}
+	}
+	for _, c := range have {
+		if c != nil {
+			c.close()
+		}
+	}
+	p.mu.Lock()
+	if p.socket != nil {
+		_ = p.socket.Close()
+	}
+	p.mu.Unlock()
+	p.look()
+	if p.struck.Load() {
+		p.l.sink.Gone(p.host.Nodes.First, p.host.Nodes.Last)
+	}
+}
+
+// await waits until both connections of a link are there. It returns false when the peer ends.
+func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Duration) bool {
+	var (
+		timing  = &p.l.cfg.Timing
+		want    = time.Now().Add(first) // of the next Want
+		partial time.Time               // since when one connection is there
+		timer   = time.NewTimer(0)
+	)
+	defer timer.Stop()
+	drop := func() {
+		for i, c := range have {
+			if c != nil {
+				c.close()
+				have[i] = nil
+			}
+		}
+		partial = time.Time{}
+		p.redial()
+	}
+	for {
+		p.look()
+		now := time.Now()
+		cut := p.cutFor()
+		if cut > 0 || !partial.IsZero() && now.Sub(partial) >= timing.Handshake {
+			drop()
+		}
+		tcp, udp := p.lacking()
+		if have[0] != nil && have[1] != nil && !udp {
+			return true
+		}
+		if (tcp > 0 || udp) && !now.Before(want) {
+			for range tcp {
+				p.l.want(Want{Host: p.host.Name})
+			}
+			if udp {
+				p.l.want(Want{Host: p.host.Name, UDP: true})
+			}
+			want = now.Add(*backoff)
+			if p.unreachable() { // before that, a cable that is back is to be noticed soon
+				*backoff = min(2**backoff, timing.BackoffMax)
+			}
+		}
+		wait := timing.Unreachable
+		for _, at := range []time.Duration{cut, want.Sub(now)} {
+			if at > 0 {
+				wait = min(wait, at)
+			}
+		}
+		timer.Reset(wait)
+		select {
+		case <-p.ctx.Done():
+			return false
+		case <-timer.C:
+		case <-p.poked:
+			if p.again.Swap(false) {
+				want = time.Now()
+			}
+		case c := <-p.arrived:
+			if !p.dialing(c) {
+				c.close()
+				continue
+			}
+			for i, h := range have {
+				if h != nil && (h.number != c.number || i == c.class) {
+					h.close() // of a link that the dialing side has left
+					have[i] = nil
+				}
+			}
+			have[c.class] = c
+			if partial.IsZero() {
+				partial = time.Now()
+			}
+		}
+	}
+}
+
+// Errors that end a session.
+var (
+	errStruck   = errors.New("the host is no longer in the table")
+	errStopped  = errors.New("pfd stops")
+	errCut      = errors.New("cut by a command")
+	errReplaced = errors.New("the other side has dialed a new link")
+	errSilent   = errors.New("nothing arrives")
+)
+
+// carry carries frames over a link until it ends. It returns the first connection of the next link
+// if the peer has dialed one meanwhile.
+func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
+	s := &session{
+		p: p, sink: p.l.sink, conns: conns, ended: make(chan error, 1),
+		done: make(chan struct{}), started: time.Now(),
+	}
+	for _, q := range p.queues {
+		q.begin()
+	}
+	if p.udp != nil {
+		err = s.datagrams()
+	}
+	if err == nil {
+		err = p.l.permits(s)
+	}
+	if err == nil {
+		p.setUp(true)
+		p.l.log.Info("link up", "host", p.host.Name, "nodes", p.host.Nodes)
+		if p.l.cfg.Changed != nil {
+			p.l.cfg.Changed(p.host.Name, true)
+		}
+		for class, c := range conns {
+			r := &reader{s: s, c: c, free: make(chan *batch, maxBatches)}
+			s.spawn(r.run)
+			s.spawn(func() error { return s.send(p.queues[class], c.write) })
+		}
+		next, err = s.watch()
+	}
+	p.setUp(false) // before anything is dropped
+	close(s.done)
+	for _, c := range conns {
+		c.close()
+	}
+	for _, q := range p.queues {
+		q.end()
+	}
+	if p.udp != nil {
+		p.udp.end()
+		p.mu.Lock()
+		if p.socket != nil {
+			_ = p.socket.SetReadDeadline(time.Now()) // ends the reader, not the socket
+		}
+		p.mu.Unlock()
+	}
+	s.wg.Wait()
+	p.rtt.Store(0)
+	if p.l.cfg.Changed != nil && s.watched {
+		p.l.cfg.Changed(p.host.Name, false)
+	}
+	p.redial()
+	return next, err
+}
+
+// watch waits for the end of a session. It sends heartbeats.
+func (s *session) watch() (next *conn, err error) {
+	s.watched = true
+	p := s.p
+	tick := time.NewTicker(p.l.cfg.Timing.Heartbeat)
+	defer tick.Stop()
+	var (
+		seen  [classes]uint64
+		quiet [classes]int
+	)
+	for class := range s.conns {
+		s.beat(class)
+	}
+	for {
+		select {
+		case <-p.ctx.Done():
+			if p.struck.Load() {
+				return nil, errStruck
+			}
+			return nil, errStopped
+		case err := <-s.ended:
+			return nil, err
+		case c := <-p.arrived:
+			if c.number != s.conns[0].number {
+				return c, errReplaced
+			}
+			c.close()
+		case <-p.poked:
+			p.look()
+			if p.cutFor() > 0 {
+				return nil, errCut
+			}
+			if err := p.l.permits(s); err != nil {
+				return nil, err
+			}
+		case <-tick.C:
+			if err := p.l.valid(s); err != nil {
+				return nil, err
+			}
+			for class, c := range s.conns {
+				// Only a reader that waits for bytes can miss them. Counts of ticks, and not times,
+				// so that a process that was stopped does not end its links.
+				if n := c.octets.Load(); n != seen[class] || !c.reading.Load() {
+					seen[class], quiet[class] = n, 0
+				} else if quiet[class]++; quiet[class] >= deadBeats {
+					return nil, fmt.Errorf("%w for %v", errSilent, deadBeats*p.l.cfg.Timing.Heartbeat)
+				}
+				s.beat(class)
+				p.queues[class].trim()
+			}
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package link
+
+import (
+	"sync"
+
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// Sizes of queues in bytes (defined by this project). A queue that reaches its size is full.
+const (
+	highSize  = 256 << 10
+	bulkSize  = 1 << 20
+	chunkSize = 64 << 10 // the most that a writer writes at once
+	firstSize = 4 << 10  // of the first chunk of an empty queue: idle links need little memory
+	keepChunk = 16       // chunks that a queue keeps for use again
+)
+
+// queue has the records that wait for the writer of one connection, in chunks. Its methods may be
+// called on any goroutine. Only the writer calls take and written.
+type queue struct {
+	size int // bytes at which it is full
+
+	mu     sync.Mutex
+	filled sync.Cond
+	open   bool
+	cut    func(q *queue, f *wire.Frame) int // encodes a frame as datagrams; nil: as a record
+	limit  int                               // of a datagram
+	chunks [][]byte                          // those that wait; the last is being filled
+	free   [][]byte
+	bytes  int // in chunks, and in the writer's hands
+	full   bool
+
+	frames, octets, dropped uint64 // accepted frames and bytes; frames that were refused
+}
+
+func newQueue(size int) *queue {
+	q := &queue{size: size}
+	q.filled.L = &q.mu
+	return q
+}
+
+// put is the result of adding to a queue.
+type put uint8
+
+const (
+	putRefused put = iota // the queue is closed
+	putNoRoom             // the queue has twice its size
+	putDone
+	putFull // done, and the queue has become full
+)
+
+// frame adds a frame.
+func (q *queue) frame(f *wire.Frame) put {
+	size := 0
+	if q.cut == nil {
+		if sound(f) {
+			size = frameSize(f)
+		}
+	} else {
+		size = len(f.Payload) + wire.MaxPacket
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if size == 0 || !q.open || q.bytes+size > 2*q.size {
+		q.dropped++
+		if !q.open {
+			return putRefused
+		}
+		return putNoRoom
+	}
+	if q.cut != nil {
+		size = q.cut(q, f)
+	} else {
+		c := q.room(size)
+		*c = appendFrame(*c, f, size)
+	}
+	q.frames++
+	return q.added(size)
+}
+
+// control adds another record.
+func (q *queue) control(kind int, content []byte) put {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	size := headSize + len(content) + crcSize
+	switch {
+	case !q.open:
+		return putRefused
+	case q.bytes+size > 2*q.size:
+		return putNoRoom
+	}
+	c := q.room(size)
+	*c = appendControl(*c, kind, content)
+	return q.added(size)
+}
+
+// room returns the chunk that has room for n more bytes.
+func (q *queue) room(n int) *[]byte {
+	if i := len(q.chunks) - 1; i >= 0 && cap(q.chunks[i])-len(q.chunks[i]) >= n {
+		return &q.chunks[i]
+	}
+	want := chunkSize
+	if len(q.chunks) == 0 {
+		want = max(n, firstSize)
+	}
+	var c []byte
+	for i, f := range q.free {
+		if cap(f) >= want {
+			last := len(q.free) - 1
+			c, q.free[i] = f, q.free[last]
+			q.free = q.free[:last]
+			break
+		}
+	}
+	if c == nil {
+		c = make([]byte, 0, want)
+	}
+	q.chunks = append(q.chunks, c)
+	return &q.chunks[len(q.chunks)-1]
+}
+
+// added accounts for n bytes and wakes the writer.
+func (q *queue) added(n int) put {
+	q.bytes += n
+	q.octets += uint64(n)
+	q.filled.Signal()
+	if q.bytes >= q.size && !q.full {
+		q.full = true
+		return putFull
+	}
+	return putDone
+}
+
+// take waits for chunks and takes all of them into list. It returns an empty list when the queue is
+// closed.
+func (q *queue) take(list [][]byte) [][]byte {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.open && len(q.chunks) == 0 {
+		q.filled.Wait()
+	}
+	if !q.open {
+		return list[:0]
+	}
+	list = append(list[:0], q.chunks...)
+	clear(q.chunks)
+	q.chunks = q.chunks[:0]
+	return list
+}
+
+// written returns a chunk that the writer has written. It reports whether a queue that was full is
+// half empty now.
+func (q *queue) written(c []byte) (ready bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.bytes -= len(c)
+	if len(q.free) < keepChunk && cap(c) <= chunkSize {
+		q.free = append(q.free, c[:0])
+	}
+	if q.full && q.bytes <= q.size/2 {
+		q.full = false
+		return true
+	}
+	return false
+}
+
+// begin opens the queue for a link.
+func (q *queue) begin() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.open, q.full, q.bytes = true, false, 0
+}
+
+// end closes the queue and drops what it has. The writer ends.
+func (q *queue) end() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.open = false
+	clear(q.chunks)
+	q.chunks, q.free = q.chunks[:0], nil
+	q.filled.Broadcast()
+}
+
+// trim gives back the memory of an idle queue.
+func (q *queue) trim() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.bytes == 0 {
+		q.free = nil
+	}
+}
+
+// isFull reports whether the queue became full and is not half empty again.
+func (q *queue) isFull() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.full
+}
+
+// high reports whether a frame must not wait behind data (spec/hosts.md 1).
+func high(f *wire.Frame) bool {
+	return f.Kind != wire.Data && f.Kind != wire.Words || f.Short()
+}

@@ -1,0 +1,317 @@
+package link
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/exanet/pfd/soc/wire"
+)
+
+// The classes of connections (spec/hosts.md 1).
+const (
+	classHigh = 0
+	classBulk = 1
+	classes   = 2
+)
+
+// Sizes of batches (defined by this project). A connection whose sink keeps all its batches is not
+// read.
+const (
+	maxBatches  = 4
+	batchFirst  = 20 << 10 // until a batch is full for the first time
+	batchSize   = 128 << 10
+	batchFrames = 512
+	spareSize   = 64 << 10 // for blocks of which packets are missing
+)
+
+// conn is a connection whose HELLO was accepted.
+type conn struct {
+	raw    net.Conn
+	framed *framed  // nil without TLS
+	stream net.Conn // what records are read from and written to
+	peer   *peer
+	class  int
+	number uint64              // of the link
+	chain  []*x509.Certificate // the peer's, nil without TLS
+
+	octets  atomic.Uint64 // received
+	reading atomic.Bool   // the reader waits for bytes, and not for its sink
+}
+
+// close closes the connection without waiting for the peer.
+func (c *conn) close() { _ = c.raw.Close() }
+
+// more reports whether a read returns bytes at once.
+func (c *conn) more() bool { return c.framed != nil && c.framed.more() }
+
+// read reads into b.
+func (c *conn) read(b []byte) (int, error) {
+	c.reading.Store(true)
+	n, err := c.stream.Read(b)
+	c.reading.Store(false)
+	c.octets.Add(uint64(n))
+	return n, err
+}
+
+// write writes b.
+func (c *conn) write(b []byte) error {
+	if _, err := c.stream.Write(b); err != nil {
+		return err
+	}
+	if c.framed != nil {
+		return c.framed.flush()
+	}
+	return nil
+}
+
+// exporter returns the TLS state that keys can be exported from, nil without TLS.
+func (c *conn) exporter() *tls.ConnectionState {
+	t, ok := c.stream.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	state := t.ConnectionState()
+	return &state
+}
+
+// session is a link while it is up.
+type session struct {
+	p     *peer
+	sink  Sink
+	conns [classes]*conn
+	ended chan error    // the first one ends the session
+	done  chan struct{} // closed when it ends
+	wg    sync.WaitGroup
+
+	pinged  atomic.Uint64 // content of the last heartbeat of class high
+	started time.Time
+	watched bool // it came up
+}
+
+func (s *session) fail(err error) {
+	select {
+	case s.ended <- err:
+	default:
+	}
+}
+
+// spawn starts f, whose error ends the session.
+func (s *session) spawn(f func() error) {
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		if err := f(); err != nil {
+			s.fail(err)
+		}
+	}()
+}
+
+// send writes what a queue has until the queue ends.
+func (s *session) send(q *queue, write func([]byte) error) error {
+	var list [][]byte
+	for {
+		list = q.take(list)
+		if len(list) == 0 {
+			return nil
+		}
+		for i, chunk := range list {
+			list[i] = nil
+			err := write(chunk)
+			if q.written(chunk) {
+				s.p.report()
+			}
+			if err != nil {
+				return fmt.Errorf("writing: %w", err)
+			}
+		}
+	}
+}
+
+// beat sends a heartbeat on a connection.
+func (s *session) beat(class int) {
+	now := uint64(time.Since(s.started))
+	if class == classHigh {
+		s.pinged.Store(now)
+	}
+	s.p.queues[class].control(recordBeat, binary.LittleEndian.AppendUint64(nil, now))
+}
+
+// batch is a buffer with the frames whose payloads lie in it.
+type batch struct {
+	buf    []byte
+	end    int
+	frames []*wire.Frame
+	n      int
+	spare  []byte
+	used   int // of spare
+	done   func()
+}
+
+// next returns the frame to decode into.
+func (b *batch) next() *wire.Frame {
+	if b.n == len(b.frames) {
+		b.frames = append(b.frames, new(wire.Frame))
+	}
+	return b.frames[b.n]
+}
+
+// reader reads one connection.
+type reader struct {
+	s     *session
+	c     *conn
+	free  chan *batch
+	made  int
+	large bool
+}
+
+// takeBatch takes a batch that the sink has returned to free. Without one it makes one, or, if all have
+// been made, waits; it returns nil if the session has ended.
+func takeBatch(free chan *batch, made *int, done <-chan struct{}) *batch {
+	select {
+	case b := <-free:
+		return b
+	default:
+	}
+	if *made < maxBatches {
+		*made++
+		b := new(batch)
+		b.done = func() { free <- b } // never blocks: there is room for all
+		return b
+	}
+	select {
+	case b := <-free:
+		return b
+	case <-done:
+		return nil
+	}
+}
+
+// batch returns an empty batch; nil if the session has ended.
+func (r *reader) batch() *batch {
+	b := takeBatch(r.free, &r.made, r.s.done)
+	if b == nil {
+		return nil
+	}
+	b.end, b.n, b.used = 0, 0, 0
+	switch {
+	case r.large && len(b.buf) < batchSize:
+		b.buf = make([]byte, batchSize)
+	case len(b.buf) == 0:
+		b.buf = make([]byte, batchFirst)
+	}
+	return b
+}
+
+// run reads until the connection or the session ends.
+func (r *reader) run() error {
+	var rest []byte // at the end of the batch before, which only this goroutine writes
+	for {
+		b := r.batch()
+		if b == nil {
+			return nil
+		}
+		b.end = copy(b.buf, rest)
+		start, err := r.parse(b, 0)
+		for err == nil && (b.n == 0 || r.c.more() && b.end < len(b.buf) && b.n < batchFrames) {
+			if b.n == 0 && start > 0 {
+				b.end = copy(b.buf, b.buf[start:b.end])
+				start = 0
+			}
+			var n int
+			n, err = r.c.read(b.buf[b.end:])
+			b.end += n
+			r.large = r.large || b.end == len(b.buf)
+			var bad error
+			if start, bad = r.parse(b, start); bad != nil {
+				err = bad
+			}
+		}
+		rest = b.buf[start:b.end]
+		if b.n > 0 {
+			r.s.p.received(b.frames[:b.n])
+			r.s.sink.Arrive(b.frames[:b.n], b.done)
+		} else {
+			b.done()
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, errRecord):
+			r.s.p.bad.Add(1)
+			return err
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return fmt.Errorf("host %s closed the connection", r.s.p.host.Name)
+		default:
+			return fmt.Errorf("reading: %w", err)
+		}
+	}
+}
+
+// parse takes the complete records of b from start on, and returns where it stopped.
+func (r *reader) parse(b *batch, start int) (int, error) {
+	for b.end-start >= headSize && b.n < batchFrames {
+		kind, size, err := parseHead(b.buf[start:])
+		if err != nil {
+			return start, err
+		}
+		if b.end-start < size {
+			break
+		}
+		record := b.buf[start : start+size]
+		if kind != recordFrame {
+			content, err := decodeControl(kind, record)
+			if err != nil {
+				return start, err
+			}
+			if err := r.s.control(r.c.class, kind, content); err != nil {
+				return start, err
+			}
+			start += size
+			continue
+		}
+		f := b.next()
+		used, err := decodeFrame(record, f, b.spare[b.used:])
+		if err == errRoom && b.used == 0 {
+			b.spare = make([]byte, spareSize)
+			used, err = decodeFrame(record, f, b.spare)
+		}
+		if err == errRoom {
+			break // the frames before are delivered first
+		}
+		if err != nil {
+			return start, err
+		}
+		start += size
+		if r.s.p.genuine(f) {
+			b.used += used
+			b.n++
+		}
+	}
+	return start, nil
+}
+
+// control handles a record that is not a frame.
+func (s *session) control(class, kind int, content []byte) error {
+	switch {
+	case kind == recordBeat:
+		s.p.queues[class].control(recordAnswer, content)
+	case kind == recordAnswer:
+		if v := binary.LittleEndian.Uint64(content); class == classHigh && v == s.pinged.Load() {
+			s.p.rtt.Store(int64(time.Since(s.started)) - int64(v))
+		}
+	case kind == recordTold && class == classHigh:
+		if told := s.p.l.cfg.Told; told != nil {
+			told(s.p.host.Name, content)
+		}
+	default:
+		return fmt.Errorf("%w: type %d on a connection that is in use", errRecord, kind)
+	}
+	return nil
+}

@@ -7,7 +7,7 @@ import (
 )
 
 // Sizes of the buffers below TLS (defined by this project), and the header of a TLS record, whose
-// bytes 3 and 4 are the length of what follows (RFC 8446 5.1).
+// bytes 3 and 4 are the length of the rest (RFC 8446 5.1).
 const (
 	readAhead = 128 << 10
 	readFirst = 20 << 10 // a TLS record is at most 16 KiB + 261 bytes

@@ -111,7 +111,7 @@ func (p *peer) claim() (number uint64, class int, ok bool) {
 	return 0, 0, false
 }
 
-// release gives a place back.
+// release returns a place.
 func (p *peer) release(number uint64, class int) {
 	p.mu.Lock()
 	if p.number == number {

@@ -181,7 +181,7 @@ func (q *queue) end() {
 	q.filled.Broadcast()
 }
 
-// trim gives back the memory of an idle queue.
+// trim frees the memory of an idle queue.
 func (q *queue) trim() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -221,7 +221,7 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// FuzzDatagram gives a link datagrams of anybody.
+// FuzzDatagram feeds a link with datagrams from anybody.
 func FuzzDatagram(f *testing.F) {
 	q := newQueue(bulkSize)
 	q.limit = 2000

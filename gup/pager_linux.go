@@ -15,7 +15,7 @@ import (
 )
 
 // Pager pages in memory of one process. It is safe for concurrent use and does not allocate when
-// it succeeds.
+// it succeeds, but for proc.Process.FreshCounts.
 type Pager struct {
 	p     *proc.Process
 	view  *view.View
@@ -46,6 +46,7 @@ func (g *Pager) PageIn(va device.VA, pages int, write bool) Result {
 	if pages < 1 || pages > MaxPages {
 		return Result{Err: &Error{va, write, proc.ErrRange}}
 	}
+	g.p.FreshCounts()
 	va = va.Page()
 	before, seen := g.p.Hint(va)
 	if g.view != nil && (pages > 1 || seen && !before.Present()) {

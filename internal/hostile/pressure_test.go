@@ -137,8 +137,7 @@ func (g *memoryGroup) usage() (n int) {
 
 // push makes the kernel reclaim memory from the group's processes, as it does when the machine
 // is short of memory: it chooses the pages, and swaps. A memory limit would also do that, but
-// if a page-in hits the limit the kernel kills the process instead of reclaiming again (seen
-// with MADV_POPULATE_WRITE and process_vm_writev).
+// the kernel may kill the process (docs/mpi.md, "Memory limits").
 func (g *memoryGroup) push() error {
 	err := os.WriteFile(filepath.Join(g.dir, g.reclaim), []byte(g.amount), 0)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EINTR) {

@@ -240,8 +240,7 @@ func TestLongReclaim(t *testing.T) {
 	}
 }
 
-// Ranks that use some 216 MiB go on under a limit of 168 MiB, from swap. Under one of 120 MiB the
-// kernel kills one of them (docs/mpi.md).
+// Ranks that use some 216 MiB go on under a limit of 96 MiB, from swap (docs/mpi.md).
 func TestLongLimit(t *testing.T) {
 	needLong(t)
 	group, second := memoryGroup(t)
@@ -249,7 +248,7 @@ func TestLongLimit(t *testing.T) {
 	if second {
 		file = "memory.max"
 	}
-	if err := os.WriteFile(filepath.Join(group, file), []byte("168M"), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(group, file), []byte("96M"), 0); err != nil {
 		t.Fatal(err)
 	}
 	dir, p := provider(t), start(t)

@@ -38,6 +38,8 @@ type Process struct {
 	memo  memo
 
 	text mapsText // for kernels without PROCMAP_QUERY
+
+	counted atomic.Int64 // when FreshCounts has last done its work, in ns since 1970
 }
 
 // OpenPID opens the memory of the process pid by the process's own pid, without a keeper. It is

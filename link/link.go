@@ -57,6 +57,12 @@ type Sink interface {
 	// with true when a link comes up, with false before anything of a link is lost, and with false
 	// and true when the queue of a link becomes full and is half empty.
 	LinkReady(first, last device.NodeID, ready bool)
+	// Drain says that no new transfers to the nodes first to last, or from them, should begin, or that
+	// they may again.
+	Drain(first, last device.NodeID, on bool)
+	// Underway calls f, on any goroutine, with the number of transfers to the nodes first to last, or from them, that
+	// are still running.
+	Underway(first, last device.NodeID, f func(transfers int))
 	// Gone says that the host of the nodes first to last is no longer in the table: nothing will
 	// reach them until LinkReady says so.
 	Gone(first, last device.NodeID)
@@ -78,8 +84,10 @@ type Config struct {
 
 // Timing has the times of the links. Zero means the default.
 type Timing struct {
-	// Heartbeat is the time between two heartbeats of a connection; 1 s. A connection on which no
-	// byte arrives during three of them ends.
+	// Heartbeat is the time between two looks at the connections of a link; 150 ms. Each seventh
+	// look sends heartbeats, and so does one after which frames were sent. If the peer is silent
+	// during three looks with an unanswered heartbeat, the link is not ready; if a connection is
+	// silent during twenty, the link ends.
 	Heartbeat time.Duration
 	// Handshake is the time that a new connection may take until it is part of a link; 5 s.
 	Handshake time.Duration
@@ -130,7 +138,7 @@ type view struct {
 func New(cfg Config) *Links {
 	t := &cfg.Timing
 	for d, standard := range map[*time.Duration]time.Duration{
-		&t.Heartbeat: time.Second, &t.Handshake: 5 * time.Second, &t.Unreachable: 5 * time.Second,
+		&t.Heartbeat: 150 * time.Millisecond, &t.Handshake: 5 * time.Second, &t.Unreachable: 5 * time.Second,
 		&t.BackoffMin: 100 * time.Millisecond, &t.BackoffMax: 5 * time.Second,
 	} {
 		if *d <= 0 {
@@ -360,13 +368,16 @@ func (l *Links) Cut(host string, d time.Duration) error {
 // Drain with on true says that no new transfers to a host should begin; with on false that they may
 // again.
 func (l *Links) Drain(host string, on bool) error {
-	return l.change(host, func(p *peer) { p.draining, p.drained = on, false })
+	return l.change(host, func(p *peer) { p.draining, p.drained, p.drain = on, false, true })
 }
 
 // change changes fields of a peer that its lock guards.
 func (l *Links) change(host string, f func(*peer)) error {
-	p := l.peer(host)
-	if p == nil {
+	l.mu.Lock()
+	p := l.peers[host]
+	running := l.ctx != nil
+	l.mu.Unlock()
+	if p == nil || !running {
 		return fmt.Errorf("%w: %s", ErrHost, host)
 	}
 	p.mu.Lock()

@@ -14,8 +14,12 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// deadBeats is the number of heartbeats during which a connection may be silent (spec/hosts.md 1).
-const deadBeats = 3
+// Numbers of looks at a session, one each Timing.Heartbeat (spec/hosts.md 1).
+const (
+	beatLooks   = 7  // from one heartbeat of an idle connection to the next
+	silentLooks = 3  // without a byte and with an unanswered heartbeat: the link is not ready
+	deadLooks   = 20 // without a byte: the link ends
+)
 
 // peer is the link to one other host of the table. Its goroutine, run, makes sessions of the
 // connections that arrive, one after the other.
@@ -39,7 +43,8 @@ type peer struct {
 
 	ready struct {
 		sync.Mutex
-		up, said bool // the link is up; the sink's last LinkReady
+		up, said bool        // the link is up; the sink's last LinkReady
+		silent   atomic.Bool // the peer does not answer
 	}
 
 	forged, bad, framesIn, octetsIn atomic.Uint64
@@ -54,6 +59,7 @@ type peer struct {
 	cutUntil time.Time
 	draining bool
 	drained  bool
+	drain    bool // the sink has not been told of draining
 	err      error
 	errAt    time.Time
 	connects uint64
@@ -204,7 +210,7 @@ func (p *peer) look() {
 func (p *peer) report() {
 	p.ready.Lock()
 	defer p.ready.Unlock()
-	ready := p.ready.up
+	ready := p.ready.up && !p.ready.silent.Load()
 	for _, q := range p.queues {
 		ready = ready && !q.isFull()
 	}
@@ -228,6 +234,7 @@ func (p *peer) setUp(up bool) {
 	p.look()
 	p.ready.Lock()
 	p.ready.up = up
+	p.ready.silent.Store(false)
 	p.ready.Unlock()
 	p.report()
 }
@@ -302,6 +309,10 @@ func (p *peer) run() {
 	p.mu.Unlock()
 	p.look()
 	if p.struck.Load() {
+		p.mu.Lock()
+		p.drain, p.draining = p.draining, false
+		p.mu.Unlock()
+		p.tellDrain()
 		p.l.sink.Gone(p.host.Nodes.First, p.host.Nodes.Last)
 	}
 }
@@ -327,6 +338,7 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 	}
 	for {
 		p.look()
+		p.tellDrain()
 		now := time.Now()
 		cut := p.cutFor()
 		if cut > 0 || !partial.IsZero() && now.Sub(partial) >= timing.Handshake {
@@ -451,13 +463,7 @@ func (s *session) watch() (next *conn, err error) {
 	p := s.p
 	tick := time.NewTicker(p.l.cfg.Timing.Heartbeat)
 	defer tick.Stop()
-	var (
-		seen  [classes]uint64
-		quiet [classes]int
-	)
-	for class := range s.conns {
-		s.beat(class)
-	}
+	v := vigil{s: s}
 	for {
 		select {
 		case <-p.ctx.Done():
@@ -474,6 +480,7 @@ func (s *session) watch() (next *conn, err error) {
 			c.close()
 		case <-p.poked:
 			p.look()
+			p.tellDrain()
 			if p.cutFor() > 0 {
 				return nil, errCut
 			}
@@ -484,17 +491,87 @@ func (s *session) watch() (next *conn, err error) {
 			if err := p.l.valid(s); err != nil {
 				return nil, err
 			}
-			for class, c := range s.conns {
-				// Only a reader that waits for bytes can miss them. Counts of ticks, and not times,
-				// so that a process that was stopped does not end its links.
-				if n := c.octets.Load(); n != seen[class] || !c.reading.Load() {
-					seen[class], quiet[class] = n, 0
-				} else if quiet[class]++; quiet[class] >= deadBeats {
-					return nil, fmt.Errorf("%w for %v", errSilent, deadBeats*p.l.cfg.Timing.Heartbeat)
-				}
-				s.beat(class)
-				p.queues[class].trim()
+			p.tellDrain()
+			if !v.look() {
+				return nil, fmt.Errorf("%w for %v", errSilent, deadLooks*p.l.cfg.Timing.Heartbeat)
 			}
 		}
+	}
+}
+
+// vigil watches the liveness of a session. It counts looks and not times, so that a process that was
+// stopped does not end its own links.
+type vigil struct {
+	s     *session
+	looks int
+	seen  [classes]uint64 // octets at the last look
+	quiet [classes]int    // looks since then
+	sent  uint64          // frames at the last look
+}
+
+// look returns false if the session is dead.
+func (v *vigil) look() bool {
+	p := v.s.p
+	for class, c := range v.s.conns {
+		// Only a reader that waits for bytes can miss them.
+		if n := c.octets.Load(); n != v.seen[class] || !c.reading.Load() {
+			v.seen[class], v.quiet[class] = n, 0
+		} else {
+			v.quiet[class]++
+		}
+	}
+	if max(v.quiet[classHigh], v.quiet[classBulk]) >= deadLooks {
+		return false
+	}
+	sent := p.sent()
+	regular := v.looks%beatLooks == 0
+	if regular || sent != v.sent && !v.s.unanswered.Load() {
+		v.s.beat(classHigh)
+	}
+	if regular {
+		v.s.beat(classBulk)
+		for _, q := range p.queues {
+			q.trim()
+		}
+	}
+	v.sent = sent
+	v.looks++
+	if silent := v.quiet[classHigh] >= silentLooks && v.s.unanswered.Load(); silent != p.ready.silent.Load() {
+		p.ready.silent.Store(silent)
+		p.report()
+	}
+	return true
+}
+
+// sent returns the number of frames that were queued.
+func (p *peer) sent() uint64 {
+	n := uint64(0)
+	for _, q := range []*queue{p.queues[classHigh], p.queues[classBulk], p.udp} {
+		if q != nil {
+			q.mu.Lock()
+			n += q.frames
+			q.mu.Unlock()
+		}
+	}
+	return n
+}
+
+// tellDrain tells the sink of Drain, and asks it whether transfers are under way.
+func (p *peer) tellDrain() {
+	p.mu.Lock()
+	tell, on, ask := p.drain, p.draining, p.draining && !p.drained
+	p.drain = false
+	p.mu.Unlock()
+	first, last := p.host.Nodes.First, p.host.Nodes.Last
+	if tell {
+		p.l.sink.Drain(first, last, on)
+	}
+	if ask {
+		p.l.sink.Underway(first, last, func(transfers int) {
+			p.mu.Lock()
+			p.drained = p.draining && transfers == 0
+			p.mu.Unlock()
+			p.look()
+		})
 	}
 }

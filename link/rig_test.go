@@ -82,6 +82,7 @@ type got struct {
 	frame   *wire.Frame // a copy
 	ready   *bool
 	gone    bool
+	drain   *bool
 	first   device.NodeID
 	told    string
 	changed *bool
@@ -95,13 +96,14 @@ type host struct {
 	cancel context.CancelFunc
 	ended  chan struct{}
 
-	mu     sync.Mutex
-	events []got
-	more   chan struct{} // has one when events came
-	hold   bool          // Arrive keeps batches in held
-	held   []func()
-	silent bool // frames are not remembered
-	frames int
+	mu       sync.Mutex
+	events   []got
+	more     chan struct{} // has one when events came
+	hold     bool          // Arrive keeps batches in held
+	held     []func()
+	underway int
+	silent   bool // frames are not remembered
+	frames   int
 }
 
 func (h *host) add(g got) {
@@ -136,6 +138,13 @@ func (h *host) Arrive(frames []*wire.Frame, done func()) {
 
 func (h *host) LinkReady(first, last device.NodeID, ready bool) {
 	h.add(got{ready: &ready, first: first})
+}
+func (h *host) Drain(first, last device.NodeID, on bool) { h.add(got{drain: &on, first: first}) }
+func (h *host) Underway(first, last device.NodeID, f func(int)) {
+	h.mu.Lock()
+	n := h.underway
+	h.mu.Unlock()
+	f(n)
 }
 func (h *host) Gone(first, last device.NodeID) { h.add(got{gone: true, first: first}) }
 

@@ -58,6 +58,9 @@ func (c *conn) read(b []byte) (int, error) {
 	n, err := c.stream.Read(b)
 	c.reading.Store(false)
 	c.octets.Add(uint64(n))
+	if c.class == classHigh && c.peer.ready.silent.Swap(false) {
+		c.peer.report()
+	}
 	return n, err
 }
 
@@ -91,9 +94,10 @@ type session struct {
 	done  chan struct{} // closed when it ends
 	wg    sync.WaitGroup
 
-	pinged  atomic.Uint64 // content of the last heartbeat of class high
-	started time.Time
-	watched bool // it came up
+	pinged     atomic.Uint64 // content of the last heartbeat of class high
+	unanswered atomic.Bool
+	started    time.Time
+	watched    bool // it came up
 }
 
 func (s *session) fail(err error) {
@@ -140,6 +144,7 @@ func (s *session) beat(class int) {
 	now := uint64(time.Since(s.started))
 	if class == classHigh {
 		s.pinged.Store(now)
+		s.unanswered.Store(true)
 	}
 	s.p.queues[class].control(recordBeat, binary.LittleEndian.AppendUint64(nil, now))
 }
@@ -304,6 +309,7 @@ func (s *session) control(class, kind int, content []byte) error {
 		s.p.queues[class].control(recordAnswer, content)
 	case kind == recordAnswer:
 		if v := binary.LittleEndian.Uint64(content); class == classHigh && v == s.pinged.Load() {
+			s.unanswered.Store(false)
 			s.p.rtt.Store(int64(time.Since(s.started)) - int64(v))
 		}
 	case kind == recordTold && class == classHigh:

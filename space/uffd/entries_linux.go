@@ -42,6 +42,13 @@ func (e *Entries) Enter(b []byte) (bytes int, err error) {
 	return enter(e.fd, b)
 }
 
+// Make makes whole pages of such a mapping that the file does not have, and enters them. It returns how
+// many bytes it made before a page that the file has, in memory or in swap (EEXIST). Unlike
+// fallocate(2) it does not wait for who writes the file.
+func (e *Entries) Make(b []byte) (bytes int, err error) {
+	return zero(e.fd, address(b), uint64(len(b)))
+}
+
 // Close closes the descriptor; the mappings become ordinary ones. It may be called again.
 func (e *Entries) Close() error {
 	if e.fd < 0 {

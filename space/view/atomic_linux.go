@@ -18,11 +18,10 @@ import (
 type Atomic struct {
 	entries *uffd.Entries
 	b       []byte // registered with entries
-	fd      int
 }
 
-// NewAtomic maps size bytes of a memfd, which must be sealed against shrinking. The caller closes fd
-// after the Atomic. Errors match ErrShare or uffd.ErrForbidden.
+// NewAtomic maps size bytes of a memfd, which must be sealed against shrinking. The caller closes fd.
+// Errors match ErrShare or uffd.ErrForbidden.
 func NewAtomic(fd int, size uint64) (*Atomic, error) {
 	if err := check(0, size, fd, 0); err != nil {
 		return nil, err
@@ -38,7 +37,7 @@ func NewAtomic(fd int, size uint64) (*Atomic, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %w", ErrShare, os.NewSyscallError("mmap", err)), entries.Close())
 	}
-	a := &Atomic{entries, b, fd}
+	a := &Atomic{entries, b}
 	if err = os.NewSyscallError("madvise", unix.Madvise(b, unix.MADV_DONTDUMP)); err == nil {
 		err = entries.Add(b)
 	}
@@ -75,14 +74,15 @@ func (a *Atomic) Do(op atomics.Op, at uint64, args *[atomics.MaxArgs]uint64) (va
 	return values, true
 }
 
-// PageIn brings the page of a place in. It may sleep.
+// PageIn brings the page of a place in. It may sleep, but not because of a process that keeps a write(2)
+// to the file from ending.
 func (a *Atomic) PageIn(at uint64) error {
 	if at >= uint64(len(a.b)) {
 		return fmt.Errorf("%w: byte %d of %d", ErrShare, at, len(a.b))
 	}
-	from := at &^ (device.PageSize - 1)
+	page := a.b[at&^(device.PageSize-1):][:device.PageSize]
 	for range 2 {
-		_, err := a.entries.Enter(a.b[from : from+device.PageSize]) // reads it from swap, too
+		_, err := a.entries.Enter(page) // reads it from swap, too
 		switch {
 		case err == nil, errors.Is(err, unix.EEXIST):
 			return nil
@@ -90,13 +90,11 @@ func (a *Atomic) PageIn(at uint64) error {
 			return fmt.Errorf("enter a page: %w", os.NewSyscallError("UFFDIO_CONTINUE", err))
 		}
 		// The file has no page there.
-		for {
-			err := unix.Fallocate(a.fd, unix.FALLOC_FL_KEEP_SIZE, int64(from), device.PageSize)
-			if err == nil {
-				break
-			} else if !errors.Is(err, unix.EINTR) {
-				return fmt.Errorf("make a page: %w", os.NewSyscallError("fallocate", err))
-			}
+		switch _, err = a.entries.Make(page); {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EEXIST):
+			return fmt.Errorf("make a page: %w", os.NewSyscallError("UFFDIO_ZEROPAGE", err))
 		}
 	}
 	return fmt.Errorf("%w: the page is punched out again and again", ErrShare)

@@ -5,11 +5,14 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
+	"github.com/exanet/pfd/space/uffd"
 )
 
 // memoryOps are the operations on memory.
@@ -126,6 +129,49 @@ func TestAtomicMisses(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A process that keeps its write to the file from ending, by memory whose faults nobody serves, holds the
+// file's inode lock. Pages come in nevertheless.
+func TestAtomicBesideAWriteThatHangs(t *testing.T) {
+	a, fd, _ := newAtomic(t, 4)
+	never, full, err := uffd.Open(false)
+	if err != nil || !full {
+		t.Skipf("no userfaultfd that serves system calls: %v", err)
+	}
+	source, err := unix.Mmap(-1, 0, page, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := uffd.Intercept(never, device.VA(uintptr(unsafe.Pointer(&source[0]))), page); err != nil {
+		t.Fatal(err)
+	}
+	wrote := make(chan error)
+	go func() {
+		_, err := unix.Pwrite(fd, source, 0)
+		wrote <- err
+	}()
+	event := []unix.PollFd{{Fd: int32(never), Events: unix.POLLIN}}
+	for n := 0; n == 0; { // until the write waits for its source
+		if n, err = unix.Poll(event, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			t.Fatal(err)
+		}
+	}
+	came := make(chan error, 1)
+	go func() { came <- a.PageIn(2 * page) }()
+	select {
+	case err = <-came:
+	case <-time.After(10 * time.Second):
+		t.Error("the page-in waits for the write")
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	_ = unix.Close(never) // the write gets zeros
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+	_ = unix.Munmap(source)
 }
 
 func TestAtomicBounds(t *testing.T) {

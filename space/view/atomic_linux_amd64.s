@@ -46,3 +46,13 @@ TEXT ·cas128(SB), NOSPLIT, $0-56
 	MOVQ AX, old0+40(FP)
 	MOVQ DX, old1+48(FP)
 	RET
+
+// func store256(p, v *[4]uint64)
+TEXT ·store256(SB), NOSPLIT, $0-16
+	MOVQ p+0(FP), R8
+	MOVQ v+8(FP), R9
+	VMOVDQU (R9), Y0
+	VMOVDQU Y0, (R8)
+	VZEROUPPER
+	MFENCE
+	RET

@@ -71,3 +71,13 @@ done:
 	MOVD R5, old0+40(FP)
 	MOVD R6, old1+48(FP)
 	RET
+
+// func store256(p, v *[4]uint64)
+TEXT ·store256(SB), NOSPLIT, $0-16
+	MOVD p+0(FP), R0
+	MOVD v+8(FP), R1
+	FLDPQ (R1), (F0, F1)
+	DMB $11 // ISH
+	FSTPQ (F0, F1), (R0)
+	DMB $11
+	RET

@@ -174,6 +174,46 @@ func TestAtomicBesideAWriteThatHangs(t *testing.T) {
 	_ = unix.Munmap(source)
 }
 
+// A page is taken away (from the mapping, as a page in swap is, and with what it has) at any moment of an
+// operation on 256 bits: the operation is then done in whole when it is repeated.
+func TestAtomicOf256BitsIsWhole(t *testing.T) {
+	a, _, _ := newAtomic(t, 1)
+	over := make(chan struct{})
+	var taker sync.WaitGroup
+	taker.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+				if err := unix.Madvise(a.b[:page], unix.MADV_DONTNEED); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}
+	})
+	misses := 0
+	for i := uint64(0); i < 300_000 && !t.Failed(); i++ {
+		args := [atomics.MaxArgs]uint64{i, i + 1, i + 1, i + 1, i + 1}
+		for {
+			if was, ok := a.Do(atomics.CWrite256, 64, &args); ok {
+				if was != [atomics.MaxValues]uint64{i, i, i, i} {
+					t.Errorf("write %d finds %d", i, was)
+				}
+				break
+			}
+			misses++
+			if err := a.PageIn(64); err != nil && !errors.Is(err, ErrShare) {
+				t.Fatal(err)
+			}
+		}
+	}
+	close(over)
+	taker.Wait()
+	t.Logf("%d misses", misses)
+}
+
 func TestAtomicBounds(t *testing.T) {
 	a, _, _ := newAtomic(t, 2)
 	for at := uint64(0); at < 2*page; at += page {

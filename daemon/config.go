@@ -137,6 +137,10 @@ type Config struct {
 	// Traced returns the measurements of that probe; nil: pfd keeps none.
 	Traced func() (any, error)
 
+	// Discard discards pages of memory that processes share; nil: in this process, which then cannot end
+	// while a process keeps that from ending (package discard).
+	Discard func(fd int, offset, size int64) error
+
 	// HandshakeTime bounds an attachment's handshake. 0 means 5 seconds.
 	HandshakeTime time.Duration
 	// HandshakesPerUID bounds the unfinished handshakes of one uid. 0 means 64.

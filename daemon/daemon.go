@@ -67,6 +67,7 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 		Machine: m, Log: cfg.Log, Groups: d.groups, Now: d.now,
 		Settings: func() session.Settings { return d.tune.Load().settings() },
 		Observe:  func(n *session.Node, rec *fault.Record) { d.api.Observe(n, rec) },
+		Discard:  cfg.Discard,
 		FromPeer: func(n *session.Node, from mailbox.Source, words []uint64) { d.claims.fromPeer(n, from, words) },
 	}
 	if cfg.Trace != "" {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/daemon"
+	"github.com/exanet/pfd/internal/discard"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/spool"
 )
@@ -64,6 +65,14 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	}
 	if err != nil {
 		return err
+	}
+	if m.Features().GSAS != nil {
+		p, err := discard.Start("/proc/self/exe")
+		if err != nil {
+			return err
+		}
+		defer p.Close()
+		cfg.Discard = p.Punch
 	}
 	d, err := daemon.New(cfg, m)
 	if err != nil {

@@ -32,7 +32,7 @@ func New(cfg Config) (_ *Host, err error) {
 		live:       map[*session]struct{}{},
 	}
 	d.shares = quotaOfShares(&d.features)
-	d.trees = newTrees(d, d.features.GSAS, cfg.Settings().GSASQuota)
+	d.trees = newTrees(d, d.features.GSAS)
 	d.program = sync.OnceValues(func() (*os.File, error) { return copyOf(d.exe) })
 	defer func() {
 		if err != nil {

@@ -43,6 +43,8 @@ type Config struct {
 	Observe func(*Node, *fault.Record)
 	// FromPeer is called on the owning goroutine with each message of another pfd.
 	FromPeer func(*Node, mailbox.Source, []uint64)
+	// Discard discards pages of memory that processes share; nil: in this process (package discard).
+	Discard func(fd int, offset, size int64) error
 }
 
 // Settings are the parts of pfd's configuration that nodes and attachments read.
@@ -186,6 +188,8 @@ type trees struct {
 	dir *tree.Directory
 
 	memories *quota.Quota
+	punches  quota.Turns // of calls of discard
+	discard  func(fd int, offset, size int64) error
 
 	mu   sync.Mutex
 	live map[atomics.Protection]*liveTree

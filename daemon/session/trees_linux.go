@@ -14,6 +14,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/emu"
+	"github.com/exanet/pfd/internal/discard"
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/internal/quota"
@@ -34,21 +35,24 @@ const (
 )
 
 // newTrees returns nil if the machine has no GSAS.
-func newTrees(d *Host, m GSAS, bytes uint64) *trees {
+func newTrees(d *Host, m GSAS) *trees {
 	if m == nil {
 		return nil
 	}
 	t := &trees{
-		d: d, m: m, live: map[atomics.Protection]*liveTree{},
+		d: d, m: m, discard: d.cfg.Discard, live: map[atomics.Protection]*liveTree{},
 		memories: quota.New(limits.Descriptors(memoriesPerUID, 2*userPart), limits.Descriptors(allMemories, 2*allPart), quota.Privileged),
 	}
 	t.dir = tree.New(tree.Config{
-		Quota: bytes, Now: d.cfg.Now, KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) },
+		Quota: d.cfg.Settings().GSASQuota, Now: d.cfg.Now, KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) },
 		Random: func() (token tree.Token) {
 			_, _ = crand.Read(token[:]) // never fails
 			return token
 		},
 	})
+	if t.discard == nil {
+		t.discard = discard.Punch
+	}
 	m.OnCall(t.call)
 	return t
 }
@@ -112,7 +116,9 @@ func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
 		return nil, fmt.Errorf("%w: uid %d has memory of %d trees and nodes, its maximum, or all users together have as many as pfd has descriptors for: end some threads",
 			tree.ErrRoom, l.uid, t.memories.Per())
 	}
-	m, err := makeMemory()
+	var m *memory
+	var err error
+	t.d.turns.Do(l.uid, func() { m, err = makeMemory() })
 	if err != nil {
 		t.memories.Give(l.uid)
 		return nil, err
@@ -132,7 +138,7 @@ func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
 		return nil
 	})
 	if err != nil || used != m {
-		err = errors.Join(err, m.close())
+		t.d.turns.Do(l.uid, func() { err = errors.Join(err, m.close()) })
 		t.memories.Give(l.uid)
 	}
 	return used, err
@@ -308,7 +314,7 @@ func (t *trees) free(l *liveTree, n *Node, c *atomics.Call, answer func(atomics.
 			return
 		}
 		go func() { // it may be long: a process that maps the memory can keep it from ending
-			t.d.turns.Do(l.uid, func() { err = m.punch(run.Offset(), run.Pages) })
+			err := t.punch(l, m, run.Offset(), run.Pages)
 			if err == nil {
 				t.dir.Freed(l.id, run)
 			}
@@ -324,14 +330,11 @@ func (t *trees) free(l *liveTree, n *Node, c *atomics.Call, answer func(atomics.
 	})
 }
 
-// punch makes pages from an offset on zero and absent.
-func (m *memory) punch(offset, pages uint64) error {
-	for {
-		err := unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(offset), int64(pages)*device.PageSize)
-		if !errors.Is(err, unix.EINTR) {
-			return os.NewSyscallError("fallocate", err)
-		}
-	}
+// punch makes pages of a tree's memory zero and absent. A process that has the file can keep it from ending
+// (package discard); no other user waits for that.
+func (t *trees) punch(l *liveTree, m *memory, offset, pages uint64) (err error) {
+	t.punches.Do(l.uid, func() { err = t.discard(m.fd, int64(offset), int64(pages)*device.PageSize) })
+	return err
 }
 
 // bury frees what a tree has whose last thread has ended.
@@ -353,6 +356,7 @@ func (t *trees) bury(l *liveTree) {
 	memories := l.memories
 	delete(t.live, l.id)
 	t.mu.Unlock()
+	lost := false
 	for node, m := range memories {
 		err := t.d.Own(context.Background(), t.d.nodes[node], func() error {
 			t.m.SetTree(node, l.id, nil)
@@ -361,12 +365,15 @@ func (t *trees) bury(l *liveTree) {
 		if err != nil {
 			return
 		}
-		// A process may keep the file: its pages are not to be. All calls that it can prolong take turns.
-		t.d.turns.Do(l.uid, func() { err = errors.Join(m.punch(0, atomics.RegionSize/device.PageSize), m.close()) })
+		err = t.punch(l, m, 0, atomics.RegionSize/device.PageSize) // a process may keep the file: its pages are not to be
+		lost = lost || err != nil
+		t.d.turns.Do(l.uid, func() { err = errors.Join(err, m.close()) })
 		if err != nil {
 			t.d.log.Warn("closing the memory of a tree", "uid", l.uid, "err", err)
 		}
 		t.memories.Give(l.uid)
 	}
-	t.dir.Remove(l.id)
+	if !lost { // else its pages may still be there, and count for its user
+		t.dir.Remove(l.id)
+	}
 }

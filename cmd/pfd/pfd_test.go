@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/internal/discard"
 )
 
 const (
@@ -23,7 +24,7 @@ const (
 
 // TestMain runs pfd itself in processes that a test has started for that.
 func TestMain(m *testing.M) {
-	if os.Getenv(childEnv) != "" {
+	if os.Getenv(childEnv) != "" || discard.IsServer(os.Args) {
 		main()
 	}
 	os.Exit(m.Run())

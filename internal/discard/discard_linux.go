@@ -28,8 +28,11 @@ var ErrEnded = errors.New("the process that discards pages has ended: restart pf
 // Process is another process that discards pages. It ends with this one.
 type Process struct{ c *net.UnixConn }
 
-// Start starts a program with the argument Command.
+// Start starts a program with the argument Command. If it does not call Serve then, it starts no further one.
 func Start(program string) (*Process, error) {
+	if IsServer(os.Args) {
+		return nil, errors.New("a process that is to discard pages does something else")
+	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)

@@ -91,6 +91,7 @@ var alone = map[string]string{
 	"TestForgedRequests":                 "pfd makes threads only on nodes of its own",
 	"TestForgedTokens":                   "the same",
 	"TestFloodOfRequests":                "the same",
+	"TestTreeWhoseFileIsHeld":            "the same",
 }
 
 // Each test runs with all devices of the table, or is listed in alone.

@@ -44,7 +44,7 @@ func (e *Entries) Enter(b []byte) (bytes int, err error) {
 
 // Make makes whole pages of such a mapping that the file does not have, and enters them. It returns how
 // many bytes it made before a page that the file has, in memory or in swap (EEXIST). Unlike
-// fallocate(2) it does not wait for who writes the file.
+// fallocate(2) it does not wait for a write(2) to the file.
 func (e *Entries) Make(b []byte) (bytes int, err error) {
 	return zero(e.fd, address(b), uint64(len(b)))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/daemon/tree"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/groupname"
 	"github.com/exanet/pfd/internal/logs"
@@ -179,6 +180,8 @@ func (c *Config) Check() error {
 	switch {
 	case c.Nodes < 1 || c.Nodes > MaxNodes:
 		return fmt.Errorf("%w: --nodes %d: want 1 to %d", ErrConfig, c.Nodes, MaxNodes)
+	case int64(c.NodeBase)+int64(c.Nodes)-1 > atomics.MaxNode:
+		return fmt.Errorf("%w: --node-base %d: with --nodes %d the highest id is %d: want at most %d, since node %d is the last that has a part of the global shared address space", ErrConfig, c.NodeBase, c.Nodes, int64(c.NodeBase)+int64(c.Nodes)-1, atomics.MaxNode+1-c.Nodes, atomics.MaxNode)
 	case c.SourceFaults != SourceFIFO && c.SourceFaults != SourceTimeout:
 		return fmt.Errorf("%w: --source-faults %q: want %q or %q", ErrConfig, c.SourceFaults, SourceFIFO, SourceTimeout)
 	case c.FaultMode != FaultTerminate && c.FaultMode != FaultStall:

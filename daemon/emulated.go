@@ -63,6 +63,7 @@ func Emulated(cfg Config) (session.Machine, error) {
 // Features implements Machine.
 func (m emulated) Features() session.Features {
 	f := session.Features{
+		Base:          m.Base(),
 		NewView:       view.NewWithin,
 		GSAS:          m.Engine,
 		Accesses:      m.Accesses,

@@ -199,7 +199,7 @@ func (u *upkeep) statusLine(ctx context.Context) string {
 	}
 	for _, n := range u.host.Nodes() {
 		if n.Down() {
-			away += fmt.Sprintf(", waiting for the device of node %d", n.Index())
+			away += fmt.Sprintf(", waiting for the device of node %d", n.Number())
 		}
 	}
 	return fmt.Sprintf("%d nodes, %d domains, %d faults served%s", len(u.host.Nodes()), domains, faults, away)

@@ -94,13 +94,13 @@ func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloa
 		}
 		pl := n.Bus().Window(device.PL)
 		if err := pl.Write32(device.PLTimeoutUS, next.TimeoutUS); err != nil {
-			return fmt.Errorf("node %d: TIMEOUT_US: %w", n.Index(), err)
+			return fmt.Errorf("node %d: TIMEOUT_US: %w", n.Number(), err)
 		}
 		if err := pl.Write32(device.PLGuardUS, next.GuardUS); err != nil {
-			return fmt.Errorf("node %d: GUARD_US: %w", n.Index(), err)
+			return fmt.Errorf("node %d: GUARD_US: %w", n.Number(), err)
 		}
 		if err := pl.Write32(device.PLOutstanding, next.Outstanding); err != nil {
-			return fmt.Errorf("node %d: OUTSTANDING: %w", n.Index(), err)
+			return fmt.Errorf("node %d: OUTSTANDING: %w", n.Number(), err)
 		}
 		return nil
 	})

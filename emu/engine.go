@@ -94,6 +94,9 @@ func New(cfg Config) (*Engine, error) {
 // Nodes returns the number of nodes. Any goroutine.
 func (e *Engine) Nodes() int { return len(e.nodes) }
 
+// Base returns the id of the first node. Any goroutine.
+func (e *Engine) Base() device.NodeID { return e.cfg.Base }
+
 // Bus returns the way to a node's registers. Any goroutine.
 func (e *Engine) Bus(node int) device.Bus { return e.nodes[node].bus }
 

@@ -137,12 +137,15 @@ func (a *app) perfServeCommand() *cobra.Command {
 		Args:  wantArgs(1, 1),
 		RunE: a.asking(func(cmd *cobra.Command, d *control.Client, args []string) error {
 			p.Socket, p.Trust = d.Socket(), a.trusted()
+			if err := p.SetNodes(cmd.Context(), d, nil); err != nil {
+				return err
+			}
 			return workload.ServePerf(cmd.Context(), d, p.Options, args[0], func() {
 				fmt.Fprintf(a.err, "serving %s on node %d\n", args[0], p.To)
 			})
 		}),
 	}
-	c.Flags().IntVar(&p.To, "node", 1, "node to attach to")
+	nodeFlag(c.Flags(), &p.To, "node", "the second", "node to attach to")
 	completeFlag(c, "node", a.nodeWords())
 	return c
 }
@@ -295,6 +298,9 @@ func (a *app) perf(ctx context.Context, kind, name string, p perfFlags, timed bo
 	}
 	p.Socket, p.Trust = d.Socket(), a.trusted()
 	runtime.LockOSThread() // so that no other goroutine runs on the polling thread
+	if err := p.SetNodes(ctx, d, nil); err != nil {
+		return err
+	}
 	m, err := workload.OpenPerf(ctx, d, p.Options, name)
 	if err != nil {
 		return err

@@ -177,7 +177,7 @@ func TestWriteOfTheIssue(t *testing.T) {
 		{"--dst readonly --count 2", 2, 2, "the mapping does not grant this right (fault log of node 1)"},
 		{"--dst unmapped", 1, 1, "no mapping at the address (fault log of node 1)"},
 		{"--src unmapped", 1, 1, "no mapping at the address (fault log of node 0)"},
-		{"--to 2", 0, 0, "this pfd has 2"},
+		{"--to 2", 0, 0, "this pfd has 0, 1"},
 	} {
 		r, errs := decode("bin/exanetctl write -o json "+c.flags, exitFailed)
 		if r.Transfers != c.transfers || r.Failed != c.failed || r.Error == nil || !strings.Contains(*r.Error, c.text) || !strings.Contains(errs, c.text) || r.PinnedBytes > 0 || r.PinnedBytes.Known() != (r.Transfers > 0) {

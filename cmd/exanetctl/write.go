@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device/pagein"
@@ -92,7 +93,7 @@ result is always printed, also after a failure (docs/exanetctl.md).`,
 	f.BoolVar(&w.Warm, "warm", false, "wake pfd by a small write before each transfer, which is not counted")
 	f.DurationVar(&w.Timeout, "timeout", workload.DefaultTimeout, "time-out of one transfer")
 	f.Uint64Var(&w.Seed, "seed", 1, "seed of the patterns")
-	f.StringVar(&w.ToSocket, "to-socket", "", "control socket of the target's pfd if it has its own; --to is then one of its nodes")
+	f.StringVar(&w.ToSocket, "to-socket", "", "control socket of the target's pfd if it has its own; --to is then one of its nodes, by default the first")
 	values(c, "class", workload.ClassNormal, workload.ClassUrgent)
 	values(c, "waiting", string(workload.Auto), string(workload.Poll), string(workload.Wait))
 	for _, flag := range []string{"src", "dst"} {
@@ -114,11 +115,17 @@ func (a *app) endFlags(c *cobra.Command, o *workload.Options, from, to string) {
 // nodeFlags adds the flags that name the nodes of both ends and their group.
 func (a *app) nodeFlags(c *cobra.Command, o *workload.Options, from, to string) {
 	f := c.Flags()
-	f.IntVar(&o.From, "from", 0, from)
-	f.IntVar(&o.To, "to", 1, to)
+	nodeFlag(f, &o.From, "from", "the first", from)
+	nodeFlag(f, &o.To, "to", "the second", to)
 	f.StringVar(&o.Group, "group", "", "group that both ends attach in (default a group of their own)")
 	completeFlag(c, "from", a.nodeWords())
 	completeFlag(c, "to", a.nodeWords())
+}
+
+// nodeFlag adds a flag for a node, by its id.
+func nodeFlag(f *pflag.FlagSet, node *int, name, otherwise, usage string) {
+	f.IntVar(node, name, workload.AnyNode, usage)
+	f.Lookup(name).DefValue = otherwise
 }
 
 // check completes the request from the other flags.
@@ -165,14 +172,15 @@ func (a *app) write(ctx context.Context, w writeFlags) error {
 		if err != nil {
 			return err
 		}
-		nodes, err := c.Nodes(ctx, control.AllNodes)
-		if err != nil {
+		if err := q.SetNodes(ctx, c, other); err != nil {
 			return err
 		}
 		if d, err = workload.Pair(ctx, c, other); err != nil {
 			return err
 		}
-		q.To += len(nodes)
+	}
+	if q.SetNodes(ctx, d, nil) != nil {
+		q.From, q.To = 0, 1 // Run fails as this did, and reports it as a result
 	}
 	bar := &progress{w: a.err, total: q.Count}
 	if !a.wantJSON() && terminal(a.err) {

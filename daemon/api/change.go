@@ -49,7 +49,7 @@ func (srv *Server) grant(ctx context.Context, q *query) (any, error) {
 			return err
 		}
 		dom, _ := n.Manager().Domain(q.slot)
-		r.Domain = viewDomain(n.Index(), &domainOf{dom, n.Info(dom.Slot)})
+		r.Domain = viewDomain(n.Number(), &domainOf{dom, n.Info(dom.Slot)})
 		return nil
 	})
 	if err != nil {
@@ -68,7 +68,7 @@ func (srv *Server) kick(ctx context.Context, q *query) (any, error) {
 		if err != nil {
 			return err
 		}
-		r.Domain = viewDomain(n.Index(), &domainOf{dom, n.Info(dom.Slot)})
+		r.Domain = viewDomain(n.Number(), &domainOf{dom, n.Info(dom.Slot)})
 		left = n.End(q.slot, attach.ReasonKicked)
 		return nil
 	})

@@ -80,7 +80,7 @@ func nodeCounters(f *session.Features, n *session.Node) ([]control.Counter, erro
 		list = append(list, control.Counter{Name: c.String() + "_total", Value: hw[c], Help: counterHelp[c]})
 	}
 	for i := range list {
-		list[i].Node = n.Index()
+		list[i].Node = n.Number()
 	}
 	return list, nil
 }

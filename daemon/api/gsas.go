@@ -25,9 +25,7 @@ func (srv *Server) viewGSAS(ctx context.Context, q *query) (any, error) {
 		return r, err
 	}
 	holders := map[atomics.Thread]holder{}
-	index := map[device.NodeID]int{}
 	for _, l := range looks {
-		index[l.n.ID()] = l.n.Index()
 		for id, h := range l.v {
 			holders[id] = h
 		}
@@ -38,7 +36,7 @@ func (srv *Server) viewGSAS(ctx context.Context, q *query) (any, error) {
 		}
 		root := atomics.Thread(t.Protection)
 		v := control.GSASTree{
-			Node: index[root.Node()], Interface: root.Interface(), Protection: control.Hex(t.Protection), UID: t.UID,
+			Node: int(root.Node()), Interface: root.Interface(), Protection: control.Hex(t.Protection), UID: t.UID,
 			State: control.TreeLive, Threads: []control.GSASThread{}, Areas: []control.GSASArea{},
 		}
 		if t.Ended {
@@ -49,12 +47,12 @@ func (srv *Server) viewGSAS(ctx context.Context, q *query) (any, error) {
 			if !ok { // it is just being made, or has just ended
 				h.slot = -1
 			}
-			v.Threads = append(v.Threads, control.GSASThread{Node: index[id.Node()], Interface: id.Interface(), Thread: control.Hex(id), Slot: h.slot, PID: h.pid})
+			v.Threads = append(v.Threads, control.GSASThread{Node: int(id.Node()), Interface: id.Interface(), Thread: control.Hex(id), Slot: h.slot, PID: h.pid})
 		}
 		for _, a := range t.Areas {
 			bytes := a.Pages * device.PageSize
 			v.Areas = append(v.Areas, control.GSASArea{
-				Node: index[a.Node], Address: control.Hex(atomics.At(a.Node, uint64(a.Region)*atomics.RegionSize)), Allocations: a.Runs, SizeBytes: bytes,
+				Node: int(a.Node), Address: control.Hex(atomics.At(a.Node, uint64(a.Region)*atomics.RegionSize)), Allocations: a.Runs, SizeBytes: bytes,
 			})
 			v.SizeBytes += bytes
 		}

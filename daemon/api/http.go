@@ -51,6 +51,14 @@ func Endpoints() []Endpoint {
 	}
 }
 
+// nodes returns the ids of the nodes.
+func (srv *Server) nodes() (ids []int) {
+	for _, n := range srv.host.Nodes() {
+		ids = append(ids, n.Number())
+	}
+	return ids
+}
+
 // Handler answers requests whose context names their peer (WithPeer).
 func (srv *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -58,7 +66,7 @@ func (srv *Server) Handler() http.Handler {
 	// checked checks a request, waits for the peer's budget, and then calls answer.
 	checked := func(e Endpoint, answer func(context.Context, http.ResponseWriter, *query)) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			q, err := parse(r, e.Keys, e.Post, len(srv.host.Nodes()))
+			q, err := parse(r, e.Keys, e.Post, srv.nodes())
 			if err != nil {
 				reply(w, nil, err)
 				return

@@ -21,9 +21,9 @@ const (
 // Host is the part of session.Host that the control interface needs.
 type Host interface {
 	Nodes() []*session.Node
-	// Each calls f on the owning goroutine for the node with an index, or for each node if
-	// the index is control.AllNodes.
-	Each(ctx context.Context, index int, f func(*session.Node) error) error
+	// Each calls f on the owning goroutine for the node with a node id, or for each node if
+	// the id is control.AllNodes.
+	Each(ctx context.Context, id int, f func(*session.Node) error) error
 	Features() *session.Features
 	// Attached reports whether a uid has an attachment.
 	Attached(uid uint32) bool
@@ -101,10 +101,10 @@ func (l *looks[T]) lookAlways(ctx context.Context, h Host, q *query, f func(n *s
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range h.Nodes() {
-		if q.node != control.AllNodes && q.node != n.Index() {
+		if q.node != control.AllNodes && q.node != n.Number() {
 			continue
 		}
-		s := l.kept[n.Index()]
+		s := l.kept[n.Number()]
 		if s == nil || s.at.Before(asked) {
 			if s != nil {
 				select {
@@ -113,7 +113,7 @@ func (l *looks[T]) lookAlways(ctx context.Context, h Host, q *query, f func(n *s
 					return nil, ctx.Err()
 				}
 			}
-			err := h.Each(ctx, n.Index(), func(n *session.Node) error {
+			err := h.Each(ctx, n.Number(), func(n *session.Node) error {
 				s = lookAt(n, f)
 				return s.err
 			})
@@ -123,7 +123,7 @@ func (l *looks[T]) lookAlways(ctx context.Context, h Host, q *query, f func(n *s
 			if l.kept == nil {
 				l.kept = map[int]*seen[T]{}
 			}
-			l.kept[n.Index()] = s
+			l.kept[n.Number()] = s
 		}
 		list = append(list, s)
 	}

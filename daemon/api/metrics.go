@@ -65,7 +65,7 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 	var attached []*proc.Process
 	idle, windows := 0, 0
 	err := srv.host.Each(ctx, control.AllNodes, func(n *session.Node) error {
-		node := strconv.Itoa(n.Index())
+		node := strconv.Itoa(n.Number())
 		list, err := nodeCounters(srv.features, n)
 		if err != nil {
 			return err
@@ -76,7 +76,7 @@ func (srv *Server) scrape(ctx context.Context, s *scrape) error {
 			windows += len(live[i].Windows)
 		}
 		if m := srv.features.Sharing; m != nil {
-			s.shadow(m, n.Index())
+			s.shadow(m, n.Index(), node)
 		}
 		attached = append(attached, processes(n)...)
 		if len(srv.host.Nodes()) > manyNodes && len(live) == 0 && unused(list) {

@@ -50,8 +50,9 @@ func forbidden(why string) error {
 	return &failure{http.StatusForbidden, control.CodeForbidden, why + ": ask with CAP_SYS_PTRACE, as root has it, or as the user that pfd runs as"}
 }
 
-// parse checks a request with the keys of its endpoint, all of which a POST must have.
-func parse(r *http.Request, keys []string, post bool, nodes int) (*query, error) {
+// parse checks a request with the keys of its endpoint, all of which a POST must have. nodes are the ids of
+// the nodes.
+func parse(r *http.Request, keys []string, post bool, nodes []int) (*query, error) {
 	p, ok := r.Context().Value(peerKey{}).(Peer)
 	if !ok {
 		return nil, &failure{http.StatusForbidden, control.CodeForbidden, "the kernel did not say who asks"}
@@ -80,8 +81,8 @@ func parse(r *http.Request, keys []string, post bool, nodes int) (*query, error)
 		v := list[0]
 		switch key {
 		case "node":
-			if q.node, err = strconv.Atoi(v); err != nil || q.node < 0 || q.node >= nodes {
-				return nil, badRequest("node %q: this pfd has nodes 0 to %d", v, nodes-1)
+			if q.node, err = strconv.Atoi(v); err != nil || !slices.Contains(nodes, q.node) {
+				return nil, badRequest("node %q: this pfd has nodes %d to %d", v, slices.Min(nodes), slices.Max(nodes))
 			}
 		case "n":
 			if q.n, err = strconv.Atoi(v); err != nil || q.n < 1 || q.n > control.MaxFaults {

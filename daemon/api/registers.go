@@ -134,7 +134,7 @@ func readRegister(n *session.Node, reg *device.Register) ([]control.Register, er
 	list := make([]control.Register, 0, reg.Count)
 	for i := range reg.Count {
 		v := control.Register{
-			Node: n.Index(), Window: reg.Window.String(), Name: reg.Name,
+			Node: n.Number(), Window: reg.Window.String(), Name: reg.Name,
 			Offset: control.Hex(reg.At(i)), Width: reg.Width, Source: reg.Source,
 			Skipped: readActs(reg),
 		}

@@ -3,7 +3,6 @@ package api
 import (
 	"bytes"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -236,12 +235,11 @@ func (s *scrape) nodeCounter(node string, c *control.Counter) {
 }
 
 // shadow adds the processes' memory that a node's device has mapped.
-func (s *scrape) shadow(m session.Sharing, index int) {
+func (s *scrape) shadow(m session.Sharing, index int, node string) {
 	t, ok := m.Shadow(index)
 	if !ok {
 		return
 	}
-	node := strconv.Itoa(index)
 	s.gauge("window_bytes", "bound of the memory that the device has mapped at one time, in bytes", float64(t.Window), "node", node)
 	s.gauge("window_mapped_bytes", "bytes of memory that the device has mapped", float64(t.Mapped), "node", node)
 	s.gauge("window_tables_bytes", "bytes of pfd's tables and queues that the device has mapped", float64(t.Tables), "node", node)

@@ -159,7 +159,7 @@ func (srv *Server) numbers(ctx context.Context, q *query) (list []numbers, _ err
 		return v, nil
 	})
 	for _, l := range looks {
-		own := numbers{node: l.n.Index(), domains: l.count(q.peer)}
+		own := numbers{node: l.n.Number(), domains: l.count(q.peer)}
 		for slot, i := range l.v {
 			if i != nil && q.peer.sees(l.tenants[slot].UID) {
 				own.Add(&i.Faults)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/emu/capture"
 	"github.com/exanet/pfd/fault"
 	"github.com/exanet/pfd/internal/logs"
@@ -29,11 +30,11 @@ func (srv *Server) Observe(n *session.Node, rec *fault.Record) {
 	}
 	f := session.Fault{Record: *rec, Tenant: n.TenantOf(rec)}
 	for _, w := range *list {
-		if w.node != control.AllNodes && w.node != n.Index() || !w.peer.shows(&f.Tenant) {
+		if w.node != control.AllNodes && w.node != n.Number() || !w.peer.shows(&f.Tenant) {
 			continue
 		}
 		select {
-		case w.ch <- srv.viewFault(n.Index(), &f):
+		case w.ch <- srv.viewFault(n.Number(), &f):
 		default:
 			w.lost.Add(1)
 		}
@@ -129,7 +130,7 @@ func (srv *Server) capture(rw http.ResponseWriter, r *http.Request, q *query) {
 	}
 	c := &capture.Capture{All: q.node == control.AllNodes, Snap: q.snap}
 	if !c.All {
-		c.Node = srv.host.Nodes()[q.node].ID()
+		c.Node = device.NodeID(q.node)
 	}
 	// One capture is open at a time.
 	if !srv.capturing.CompareAndSwap(false, true) {

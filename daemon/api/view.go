@@ -55,7 +55,7 @@ func (srv *Server) viewStatus(ctx context.Context, q *query) (any, error) {
 func (srv *Server) viewNodes(ctx context.Context, q *query) (any, error) {
 	r := control.Nodes{Version: control.Version, SeesAll: q.peer.All, Nodes: []control.Node{}}
 	looks, err := srv.looks.nodes.lookAlways(ctx, srv.host, q, func(n *session.Node) (control.Node, error) {
-		v, err := readNode(n.Bus(), n.Index())
+		v, err := readNode(n.Bus(), n.Number())
 		v.Domains = len(n.Manager().Domains())
 		if ended := srv.features.Transfers; ended != nil {
 			v.Transfers = viewTransfers(ended(n.Index()).Sum())
@@ -89,7 +89,7 @@ func (srv *Server) viewDomains(ctx context.Context, q *query) (any, error) {
 			if !q.peer.sees(dom.UID) {
 				continue
 			}
-			v := viewDomain(l.n.Index(), dom)
+			v := viewDomain(l.n.Number(), dom)
 			if dom.info != nil {
 				v.PinnedBytes = pinnedOf(dom.info.Process)
 			}
@@ -141,7 +141,7 @@ func (srv *Server) viewChannels(ctx context.Context, q *query) (any, error) {
 			}
 			d, s := &c.descriptor, &c.state
 			v := control.Channel{
-				Node: l.n.Index(), Slot: c.slot, Channel: c.channel, PDID: uint16(s.PDID),
+				Node: l.n.Number(), Slot: c.slot, Channel: c.channel, PDID: uint16(s.PDID),
 				State: c.stateName(), Status: d.Status,
 				Src: control.Hex(d.Src), Dst: control.Hex(d.Dst),
 				SizeBytes: uint64(d.Size), IssuedBytes: uint64(s.Issued),
@@ -180,7 +180,7 @@ func (srv *Server) viewTransactions(ctx context.Context, q *query) (any, error) 
 				continue
 			}
 			v := control.Transaction{
-				Node: l.n.Index(), ID: uint16(t.ID), Slot: t.Slot, Channel: t.Channel, PDID: uint16(t.PDID),
+				Node: l.n.Number(), ID: uint16(t.ID), Slot: t.Slot, Channel: t.Channel, PDID: uint16(t.PDID),
 				DstNode: uint32(t.Node), DstPDID: uint16(t.DestinationPDID), State: t.State, Class: t.Class.String(),
 				Sending: t.Sending, Words: t.Words, Sequence: uint16(t.Sequence), First: uint16(t.First),
 				Block: t.Block, Blocks: t.Blocks, Acked: t.Acked, OffsetBytes: t.Offset, LengthBytes: t.Length,
@@ -203,7 +203,7 @@ func (srv *Server) viewSMMU(ctx context.Context, q *query) (any, error) {
 			if !q.peer.All && n.Tenant(i).PDID == 0 {
 				continue // only a peer that sees everything would see it
 			}
-			if list[i], err = readBank(n.Bus(), n.Index(), i); err != nil {
+			if list[i], err = readBank(n.Bus(), n.Number(), i); err != nil {
 				return list, err
 			}
 		}
@@ -230,7 +230,7 @@ func (srv *Server) viewFIFO(ctx context.Context, q *query) (any, error) {
 	for _, l := range looks {
 		for _, v := range l.v {
 			f := control.FIFO{
-				Node: l.n.Index(), Name: "rxfifo", Entries: []control.FIFOEntry{},
+				Node: l.n.Number(), Name: "rxfifo", Entries: []control.FIFOEntry{},
 				Depth: int(l.n.Caps() >> device.CapsDepthShift & device.CapsDepthMask),
 			}
 			if v.source {
@@ -290,7 +290,7 @@ func (srv *Server) viewFaults(ctx context.Context, q *query) (any, error) {
 	for _, l := range looks {
 		for i := range l.v {
 			if f := &l.v[i]; q.peer.shows(&f.Tenant) {
-				r.Faults = append(r.Faults, srv.viewFault(l.n.Index(), f))
+				r.Faults = append(r.Faults, srv.viewFault(l.n.Number(), f))
 			}
 		}
 	}

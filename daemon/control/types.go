@@ -79,7 +79,7 @@ const (
 
 // Node is one node of a daemon.
 type Node struct {
-	Index       int      `json:"node"`          // as exanetctl names it: 0..nodes-1
+	Index       int      `json:"node"`          // as exanetctl names it: its id
 	ID          uint32   `json:"node_id"`       // coordinates, 22 bits (NODE_ID)
 	Version     string   `json:"hw_version"`    // VERSION: major.minor
 	Caps        Hex      `json:"caps"`          // CAPS as read
@@ -343,7 +343,7 @@ type FIFOEntry struct {
 	RemainingBytes uint32 `json:"remaining_bytes"` // of the transfer, as its sender stated
 }
 
-// Counter is one counter. Node is its node's index, or AllNodes for a counter of the daemon. Names
+// Counter is one counter. Node is its node's id, or AllNodes for a counter of the daemon. Names
 // end in _total.
 type Counter struct {
 	Node  int    `json:"node"`

@@ -44,7 +44,8 @@ func New(cfg Config) (_ *Host, err error) {
 		return nil, fmt.Errorf("the clock of the records: %w", err)
 	}
 	for i := range cfg.Machine.Nodes() {
-		n := &Node{d: d, index: i, bus: cfg.Machine.Bus(i), pageIns: cfg.Machine.Space(i), log: cfg.Log.With("node", i)}
+		n := &Node{d: d, index: i, bus: cfg.Machine.Bus(i), pageIns: cfg.Machine.Space(i), log: cfg.Log.With("node", int(d.features.Base)+i)}
+		n.known.Store(uint32(d.features.Base) + uint32(i)) // until its device says it (start)
 		if cfg.Bus != nil {
 			n.bus = cfg.Bus(n.bus, i)
 		}
@@ -114,23 +115,23 @@ func (d *Host) ServeNode(ctx context.Context, n *Node) error {
 		}
 		times := gone.Add(1)
 		n.down.Store(true)
-		d.log.Warn("the device is gone: its attachments end", "node", n.index, "why", err)
+		d.log.Warn("the device is gone: its attachments end", "node", n.Number(), "why", err)
 		d.endNode(ctx, n)
 		if err := reconnect(ctx, n.index); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("node %d: its device does not come back: %w", n.index, err)
+			return fmt.Errorf("node %d: its device does not come back: %w", n.Number(), err)
 		}
 		n.bus.Post(func() {
 			if err := n.initialize(); err != nil {
 				// The device is gone again, which Serve will report, or is of another kind.
-				d.log.Error("the device came back and cannot be used", "node", n.index, "err", err)
+				d.log.Error("the device came back and cannot be used", "node", n.Number(), "err", err)
 				return
 			}
 			if gone.Load() == times {
 				n.down.Store(false)
-				d.log.Info("the device is there again", "node", n.index)
+				d.log.Info("the device is there again", "node", n.Number())
 			}
 		})
 	}

@@ -93,7 +93,7 @@ func (d *Host) handshake(ctx context.Context, c *attach.Conn) (_ *session, err e
 	peer := c.Peer()
 	s := &session{
 		d: d, n: n, conn: c, uid: peer.UID, method: hello.Method.Chosen(), policy: hello.Policy.Chosen(),
-		log:   d.log.With("node", n.index, "pid", peer.PID, "uid", peer.UID),
+		log:   d.log.With("node", n.Number(), "pid", peer.PID, "uid", peer.UID),
 		ended: make(chan attach.Reason, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 	}
 	if err := s.checkDevice(); err != nil {
@@ -429,7 +429,7 @@ func waitExit(f *os.File) error {
 // checkDevice refuses an attachment to a node whose device is gone.
 func (s *session) checkDevice() error {
 	if s.n.down.Load() {
-		return refusal(attach.CodeBusy, "the device of node %d is gone and pfd waits for it: start it again, and try again", s.n.index)
+		return refusal(attach.CodeBusy, "the device of node %d is gone and pfd waits for it: start it again, and try again", s.n.Number())
 	}
 	return nil
 }

@@ -49,6 +49,9 @@ type Machine interface {
 type Features struct {
 	// Sharing is set if the devices do not see the processes' page tables.
 	Sharing Sharing
+	// Base is the node id of the first node, and the others follow it; 0 if the devices, which are
+	// elsewhere, have their own ids. Any goroutine may read it.
+	Base device.NodeID
 	// NewView returns a view of the memory that a process shares, whose page tables b bounds.
 	// The machine accesses that memory by it. Any goroutine may call it.
 	NewView func(b view.Budget) (*view.View, error)

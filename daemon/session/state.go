@@ -262,11 +262,11 @@ func (d *Host) Own(ctx context.Context, n *Node, f func() error) error {
 	return <-done
 }
 
-// Each calls f on the owning goroutine for the node with an index, or for each node if the
-// index is negative.
-func (d *Host) Each(ctx context.Context, index int, f func(n *Node) error) error {
+// Each calls f on the owning goroutine for the node with a node id, or for each node if the
+// id is negative.
+func (d *Host) Each(ctx context.Context, id int, f func(n *Node) error) error {
 	for _, n := range d.nodes {
-		if index >= 0 && index != n.index {
+		if id >= 0 && id != n.Number() {
 			continue
 		}
 		err := func() error {
@@ -333,8 +333,11 @@ func (d *Host) NodeByID(id device.NodeID) *Node {
 	return nil
 }
 
-// Index returns the node's number in this pfd.
+// Index returns the node's place in Nodes.
 func (n *Node) Index() int { return n.index }
+
+// Number returns its node id as the control interface, metrics and logs have it.
+func (n *Node) Number() int { return int(n.known.Load()) }
 
 // ID returns the node id of its device, or of its last device if that is gone.
 func (n *Node) ID() device.NodeID { return device.NodeID(n.known.Load()) }

@@ -228,14 +228,14 @@ func TestTwoDaemons(t *testing.T) {
 	}
 
 	b := l.daemon([]int{1}, "--pdid-range", "4096-8191", "--groups", groups)
-	across := []string{"--to-socket", b.socket, "--to", "0", "--dst", "absent"}
+	across := []string{"--to-socket", b.socket, "--dst", "absent"}
 	a.good(3, append(across, "--group", "app", "--size", "1MiB", "--policy", "pa")...)
 	a.good(3, append(across, "--group", "app", "--size", "1")...)
-	b.good(3, "--to-socket", a.socket, "--to", "0", "--dst", "absent", "--group", "app", "--size", "64KiB")
+	b.good(3, "--to-socket", a.socket, "--dst", "absent", "--group", "app", "--size", "64KiB")
 
 	// perf measures between the two pfds, by a group name.
 	name := fmt.Sprintf("deploy-%d", os.Getpid())
-	end := start(t, "exanetctl", "--socket", b.socket, "perf", "serve", name, "--node", "0")
+	end := start(t, "exanetctl", "--socket", b.socket, "perf", "serve", name, "--node", "1")
 	until(t, "perf serves", func() bool { return strings.Contains(end.err.String(), "serving") })
 	for _, args := range [][]string{{"lat", "--policy", "p1", "-s", "4096", "--absent", "dst"}, {"bw", "-s", "64KiB"}, {"rate", "--read", "-s", "64"}} {
 		before := b.metric("exanet_faults_total")

@@ -59,7 +59,7 @@ func newApart(t *testing.T) apart {
 
 func (a apart) transfer(count string) {
 	a.t.Helper()
-	a.write("--to-socket", a.target.socket, "--to", "0", "--group", "app", "--dst", "absent", "--count", count)
+	a.write("--to-socket", a.target.socket, "--group", "app", "--dst", "absent", "--count", count)
 }
 
 // Two pfds of one machine and the process that serves their nodes: each fault of one is joined

@@ -54,7 +54,7 @@ func (q *Request) Check() error {
 		refusal{q.Size > MaxSize, fmt.Sprintf("size %d: a transfer has at most %d bytes", q.Size, uint64(MaxSize))},
 		refusal{q.Offset > MaxOffset, fmt.Sprintf("offset %d: want at most %d", q.Offset, MaxOffset)},
 		refusal{q.Folios && (!q.Src.whole() || !q.Dst.whole()), fmt.Sprintf("folios: buffers in state %s: want %s or %s", []State{q.Src, q.Dst}, Absent, Present)},
-		refusal{q.From < 0 || q.To < 0, "nodes are counted from 0"},
+		refusal{q.From < AnyNode || q.To < AnyNode, "nodes have ids from 0 on"},
 	)
 }
 

@@ -162,7 +162,7 @@ func TestRunRefuses(t *testing.T) {
 		{"no transfers", func(q *Request) { q.Count = 0 }, "count 0"},
 		{"too large", func(q *Request) { q.Size = 1 << 32 }, "size 4294967296"},
 		{"offset too large", func(q *Request) { q.Offset = 1<<30 + 1 }, "offset"},
-		{"negative node", func(q *Request) { q.To = -1 }, "counted from 0"},
+		{"negative node", func(q *Request) { q.To = -2 }, "ids from 0"},
 		{"no command", func(q *Request) { q.Command = nil }, "no command"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/maybe"
@@ -19,7 +20,7 @@ import (
 // Options describe where and how the two test processes attach.
 type Options struct {
 	Socket   string // control socket of pfd
-	From, To int    // nodes of the initiator and of the target
+	From, To int    // nodes of the initiator and of the target, by their ids; AnyNode until SetNodes
 	// ToSocket is the control socket of the target's pfd if it has its own pfd
 	// (Pair); "" means Socket.
 	ToSocket string
@@ -34,6 +35,35 @@ type Options struct {
 	Command []string
 	// Env is added to the environment of the test processes.
 	Env []string
+}
+
+// AnyNode stands for a node that SetNodes chooses.
+const AnyNode = control.AllNodes
+
+// SetNodes replaces AnyNode: the initiator's by d's first node, the target's by d's second one if target is
+// nil, else by target's first one.
+func (o *Options) SetNodes(ctx context.Context, d, target Daemon) error {
+	if o.From != AnyNode && o.To != AnyNode {
+		return nil
+	}
+	nodes, err := d.Nodes(ctx, control.AllNodes)
+	if err == nil && len(nodes) == 0 {
+		err = fmt.Errorf("%w: pfd has none at the moment", ErrNode)
+	}
+	if err != nil {
+		return err
+	}
+	if o.From == AnyNode {
+		o.From = nodes[0].Index
+	}
+	if o.To == AnyNode && target != nil {
+		other := Options{From: AnyNode}
+		err = other.SetNodes(ctx, target, nil)
+		o.To = other.From
+	} else if o.To == AnyNode {
+		o.To = nodes[0].Index + 1
+	}
+	return err
 }
 
 // Daemon is the part of control.Client that this package uses.
@@ -79,14 +109,16 @@ func (o *Options) sides(ctx context.Context, d Daemon, name string) (s sides, er
 	return s, err
 }
 
-// nodeID returns the coordinates of the node with an index.
-func nodeID(nodes []control.Node, index int) (uint32, error) {
+// nodeID checks that a node is one of nodes.
+func nodeID(nodes []control.Node, id int) (uint32, error) {
+	var has []string
 	for _, n := range nodes {
-		if n.Index == index {
+		if n.Index == id {
 			return n.ID, nil
 		}
+		has = append(has, strconv.Itoa(n.Index))
 	}
-	return 0, fmt.Errorf("%w: node %d: this pfd has %d, counted from 0 (pfd --nodes)", ErrNode, index, len(nodes))
+	return 0, fmt.Errorf("%w: node %d: this pfd has %s (pfd --nodes, --node-base)", ErrNode, id, strings.Join(has, ", "))
 }
 
 // groupName returns a random group name for one session.

@@ -9,7 +9,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # No path of this machine stands in them: packages are the same wherever they are made.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-TESTS = test guests guests-race check seeds mutants faultpoints soak mpi loaded race
+TESTS = test guests guests-race check seeds mutants faultpoints soak mpi loaded race hostd-race
 
 .PHONY: $(TESTS) all build demo bench mpi-bench pgo pictures fuzz clean setup c generate man completion deb
 
@@ -17,13 +17,14 @@ all: build
 
 build: setup
 	$(BUILD) -o bin/ ./cmd/...
+	cd hostd && $(BUILD) -o ../bin/exanet-hostd .
 
 demo: build
 	@bin/exanetctl demo --bin bin
 
 test: SETUP += test
 test: setup
-	@sh contrib/scripts/test.sh check seeds mutants race guests-race
+	@sh contrib/scripts/test.sh check seeds mutants hostd-race race guests-race
 
 # All tests with virtual machines, those included for which modules and tests are built
 # from the kernel's sources; nothing is skipped.
@@ -84,6 +85,10 @@ SLOWEST = ./internal/hostile ./vfio/mediate ./internal/sim ./internal/workload/b
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 40m $(SLOWEST) $$($(GO) list ./... | grep -v /internal/guests$$)
 
+# exanet-hostd is a module of its own.
+hostd-race:
+	cd hostd && CGO_ENABLED=1 $(GO) test -race -timeout 10m ./...
+
 # Takes some minutes, on an idle machine, and writes docs/benchmarks.md and docs/evaluation.md;
 # every sample, and one HTML file, into bin/bench. As root, tracing and memory as well, beside
 # a pfd from which the probe point is left out.
@@ -124,6 +129,7 @@ man:
 	rm -rf bin/man && mkdir -p bin/man
 	CGO_ENABLED=0 $(GO) run -pgo=off -tags man ./cmd/pfd bin/man
 	CGO_ENABLED=0 $(GO) run -pgo=off -tags man ./cmd/exanetctl bin/man
+	cd hostd && CGO_ENABLED=0 $(GO) run -pgo=off -tags man . ../bin/man
 	cp contrib/man/exanet.7 libexanet/exanet.3 libexanet/exanet_stream.3 libexanet/exanet_gsas.3 libexanet/exanet_dht.3 bin/man/
 
 completion: build

@@ -11,6 +11,7 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/sdnotify"
 	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/mediate"
 	"github.com/exanet/pfd/vfio/user"
@@ -38,7 +39,7 @@ func Open(ctx context.Context, cfg Config) (session.Machine, error) {
 			if running.Load() {
 				return
 			}
-			if err := notify(fmt.Sprintf("STATUS=waiting for %s%s: %v", kind, name, err)); err != nil {
+			if err := sdnotify.Send(fmt.Sprintf("STATUS=waiting for %s%s: %v", kind, name, err)); err != nil {
 				log.Warn("service manager not told", "what", "STATUS", "err", err)
 			}
 		}

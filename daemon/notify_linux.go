@@ -4,66 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/internal/logs"
+	"github.com/exanet/pfd/internal/sdnotify"
 )
-
-// notifyTime bounds the wait for a service manager that does not read. Defined by this project.
-const notifyTime = time.Second
-
-// notify sends the daemon's state, lines like READY=1, to the service manager (sd_notify(3)).
-// Without NOTIFY_SOCKET it does nothing.
-func notify(state string) error {
-	name := os.Getenv("NOTIFY_SOCKET")
-	if name == "" {
-		return nil
-	}
-	// A name with @ in front is an abstract socket, here and in package net.
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
-	if err != nil {
-		return fmt.Errorf("NOTIFY_SOCKET: %w", err)
-	}
-	defer c.Close()
-	if err := c.SetWriteDeadline(time.Now().Add(notifyTime)); err != nil {
-		return fmt.Errorf("NOTIFY_SOCKET: %w", err)
-	}
-	if _, err := c.Write([]byte(state)); err != nil {
-		return fmt.Errorf("NOTIFY_SOCKET: %w", err)
-	}
-	return nil
-}
-
-// notifyReloading returns what a service of Type=notify-reload sends when it begins to reload
-// (sd_notify(3), RELOADING).
-func notifyReloading() string {
-	var now unix.Timespec
-	// CLOCK_MONOTONIC cannot fail.
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-	return fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000)
-}
-
-// watchdog returns the interval within which the service manager must be notified, 0: none
-// (sd_watchdog_enabled(3)).
-func watchdog(getenv func(string) string) time.Duration {
-	if pid := getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return 0
-	}
-	us, err := strconv.ParseInt(getenv("WATCHDOG_USEC"), 10, 64)
-	if err != nil || us <= 0 || os.Getenv("NOTIFY_SOCKET") == "" {
-		return 0
-	}
-	return time.Duration(us) * time.Microsecond
-}
 
 // Intervals of upkeep. Values below are defined by this project.
 const (
@@ -86,7 +36,7 @@ type upkeep struct {
 
 // notify is like the function notify, and reports whether the service manager was notified.
 func (u *upkeep) notify(state string) bool {
-	err := notify(state)
+	err := sdnotify.Send(state)
 	if err != nil {
 		what, _, _ := strings.Cut(state, "\n")
 		u.log.Warn("service manager not told", "what", what, "err", err)
@@ -107,7 +57,7 @@ func (u *upkeep) ready(more string) {
 // keep does the upkeep until ctx ends. It feeds the service manager's watchdog only while
 // every node's owner answers, so a stuck engine is restarted.
 func (u *upkeep) keep(ctx context.Context) {
-	period, dog := socketsTime, watchdog(os.Getenv)
+	period, dog := socketsTime, sdnotify.Watchdog(os.Getenv)
 	if dog > 0 {
 		period = min(period, dog/2)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/internal/sdnotify"
 )
 
 // Reloaded is the outcome of Reload: names of flags.
@@ -61,7 +62,7 @@ var settings = []setting{
 // apply, and names the others. It notifies the service manager at its beginning and its end.
 // After load's error, or one that matches ErrConfig, nothing has changed.
 func (d *Daemon) Reload(ctx context.Context, load func() (Config, error)) (Reloaded, error) {
-	d.upkeep.notify(notifyReloading())
+	d.upkeep.notify(sdnotify.Reloading())
 	// READY ends the reload for the service manager, even if it failed.
 	defer d.upkeep.ready("")
 	var r Reloaded

@@ -206,19 +206,6 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-func TestWatchdogIsForThisProcess(t *testing.T) {
-	t.Setenv("NOTIFY_SOCKET", "@x")
-	for _, tc := range []struct {
-		pid, us string
-		want    time.Duration
-	}{{"", "30000000", 30 * time.Second}, {"1", "30000000", 0}, {"", "", 0}, {"", "-5", 0}, {"", "x", 0}} {
-		env := map[string]string{"WATCHDOG_PID": tc.pid, "WATCHDOG_USEC": tc.us}
-		if got := watchdog(func(k string) string { return env[k] }); got != tc.want {
-			t.Errorf("%+v: %v", tc, got)
-		}
-	}
-}
-
 // syncBuffer is a buffer that several goroutines use.
 type syncBuffer struct {
 	mu  sync.Mutex

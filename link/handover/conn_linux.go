@@ -23,6 +23,9 @@ const (
 	// fdRoom is for how many descriptors of a message the kernel finds room; a message has at
 	// most one. Defined by this project.
 	fdRoom = 4
+	// DeadTime is how long a TCP connection may be without an answer from the peer's machine.
+	// Defined by this project.
+	DeadTime = 5 * time.Second
 )
 
 // ErrStranger reports a peer of a user who may not speak for exanet-hostd or for pfd.
@@ -187,7 +190,15 @@ func (s *Socket) NetConn(f *os.File) (_ net.Conn, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: not a connected socket of the type that it says: %w", ErrMessage, err)
 	}
-	return net.FileConn(f)
+	c, err := net.FileConn(f)
+	if tc, ok := c.(*net.TCPConn); ok {
+		// FileConn has replaced what exanet-hostd had set.
+		err = tc.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: DeadTime / 2, Interval: time.Second, Count: 3})
+		if err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+	}
+	return c, err
 }
 
 // Credentials is the material for TLS, each part as text in PEM.

@@ -301,6 +301,16 @@ func parseSerial(s string) (string, bool) {
 	return n.Text(16), true
 }
 
+// TrustedNetwork returns the only network from which a cluster without TLS accepts connections. It
+// is not valid with TLS.
+func (f *File) TrustedNetwork() netip.Prefix {
+	p, err := netip.ParsePrefix(f.Trusted)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	return p
+}
+
 // Secure reports whether links use TLS.
 func (f *File) Secure() bool { return f.TLS != "off" }
 

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/limits"
+	"github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/link/handover"
+)
+
+// Values below are defined by this project.
+const (
+	// dialTime bounds a dial: pfd asks again soon, so that a cable that is back is noticed.
+	dialTime = time.Second
+	// acceptsPerSecond is how many connections of one address are accepted in a second: a host that
+	// dials again needs two each 100 ms. maxAddresses bounds the addresses that are counted.
+	acceptsPerSecond = 64
+	maxAddresses     = 4096
+	acceptPause      = 100 * time.Millisecond // after an error
+)
+
+// listen listens for other hosts.
+func listen(ctx context.Context, o *options, set *settings) (net.Listener, error) {
+	address := o.listen
+	if address == "" {
+		address = net.JoinHostPort("", portOf(set.self.Address))
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("%w: end the program that listens there, give host %s another port in %s, or name another address with --listen", err, o.name, o.file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, limits.RemedyOr(err, "name another address with --listen"))
+	}
+	return l, nil
+}
+
+func portOf(address string) string {
+	_, port, _ := net.SplitHostPort(address) // the file's check, or the kernel, has made it
+	return port
+}
+
+// accept passes accepted connections on until ctx ends: all, or those from a trusted network. One
+// address cannot keep those of others out.
+func (s *server) accept(ctx context.Context, l net.Listener, trusted netip.Prefix, accepted chan<- net.Conn) {
+	counts, begin := map[netip.Addr]int{}, time.Now()
+	for ctx.Err() == nil {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() == nil {
+				s.log.Warn("cannot accept a connection", "err", limits.Explain(err))
+				select {
+				case <-time.After(acceptPause):
+				case <-ctx.Done():
+				}
+			}
+			continue
+		}
+		if time.Since(begin) > time.Second {
+			clear(counts)
+			begin = time.Now()
+		}
+		from := peerOf(c)
+		counts[from]++
+		if trusted.IsValid() && !trusted.Contains(from) || counts[from] > acceptsPerSecond || len(counts) > maxAddresses {
+			_ = c.Close() // nothing was written to it
+			continue
+		}
+		tune(c)
+		select {
+		case accepted <- c:
+		case <-ctx.Done():
+			_ = c.Close() // nothing was written to it
+		}
+	}
+}
+
+// peerOf returns the address of the peer.
+func peerOf(c net.Conn) netip.Addr {
+	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+// dial connects to a host. A UDP socket has the address of this host, own, as its source: the
+// peer's is connected to it.
+func dial(ctx context.Context, address, own string, udp bool) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialTime}
+	if !udp {
+		c, err := d.DialContext(ctx, "tcp", address)
+		if err == nil {
+			tune(c)
+		}
+		return c, err
+	}
+	local, err := net.ResolveUDPAddr("udp", own)
+	if err != nil {
+		return nil, err
+	}
+	d.LocalAddr = local
+	// One socket for each peer has the same source.
+	d.Control = func(_, _ string, c syscall.RawConn) (err error) {
+		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); cerr != nil {
+			return cerr
+		}
+		return err
+	}
+	return d.DialContext(ctx, "udp", address)
+}
+
+// tune sets the options of a connection, besides those that package net sets on pfd's side. None is needed for correctness, so errors do not matter.
+func tune(c net.Conn) {
+	tc, ok := c.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	_ = sockets.Control(tc, func(fd int) error {
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(handover.DeadTime.Milliseconds()))
+		// Retransmit at a steady pace at first, and not at twice the time after each: so a connection
+		// goes on soon after a cable is back.
+		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)
+	})
+}

@@ -79,7 +79,7 @@ func New(cfg Config) (*Engine, error) {
 		n.soc = soc.New(soc.Config{
 			ID: cfg.Base + device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil, Windows: true, GSAS: cfg.Outside == nil,
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
-			Route: e.route,
+			Route: e.routes,
 		})
 		n.due = n.deadline()
 		n.bus = &bus{engine: e, node: n}
@@ -151,7 +151,7 @@ func (e *Engine) Accesses(nodeIndex int) Accesses { return e.nodes[nodeIndex].ac
 // RecordHeader returns the header of a recording of this engine (package record).
 func (e *Engine) RecordHeader() record.Header {
 	return record.Header{
-		Nodes: len(e.nodes), VABits: e.cfg.VABits, NoTXFIFO: e.cfg.NoTXFIFO, Stall: e.cfg.Stall, SVA: e.cfg.Outside == nil, Queues: e.nodes[0].outside.DMA != nil, Windows: true, GSAS: e.cfg.Outside == nil,
+		Nodes: len(e.nodes), Base: e.cfg.Base, VABits: e.cfg.VABits, NoTXFIFO: e.cfg.NoTXFIFO, Stall: e.cfg.Stall, SVA: e.cfg.Outside == nil, Queues: e.nodes[0].outside.DMA != nil, Windows: true, GSAS: e.cfg.Outside == nil,
 		Epoch: e.epoch, Started: e.base.UnixNano(), Firmware: e.cfg.Firmware,
 	}
 }

@@ -35,6 +35,9 @@ func (e *Engine) admit(f *wire.Frame) {
 		own.Payload = e.pool.Payload(len(f.Payload))
 		copy(own.Payload, f.Payload)
 	}
+	if e.recorder != nil {
+		e.recorder.Admit(own)
+	}
 	e.step(n, &soc.Event{Kind: soc.FrameArrived, Frame: own})
 }
 

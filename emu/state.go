@@ -92,6 +92,15 @@ func (e *Engine) route(id device.NodeID) bool {
 	return e.nodeOf(id) != nil || e.cfg.Carrier != nil && e.cfg.Carrier.Reaches(id)
 }
 
+// routes is route for the machines.
+func (e *Engine) routes(id device.NodeID) bool {
+	ok := e.route(id)
+	if e.recorder != nil && e.nodeOf(id) == nil {
+		e.recorder.Reached(id, ok)
+	}
+	return ok
+}
+
 // attached iterates over the attached slots.
 func (e *Engine) attached(yield func(*slot) bool) {
 	for _, n := range e.nodes {

@@ -77,7 +77,7 @@ func (a *app) replay(file string, counters bool) error {
 	for node, list := range r.Counters {
 		for i, n := range list {
 			if n > 0 {
-				v.Counters = append(v.Counters, control.Counter{Node: node, Name: device.Counter(i).String() + "_total", Value: n})
+				v.Counters = append(v.Counters, control.Counter{Node: int(h.Base) + node, Name: device.Counter(i).String() + "_total", Value: n})
 			}
 		}
 	}

@@ -38,10 +38,10 @@ type Replayed struct {
 // Errors match ErrDiverged, record.ErrFormat, record.ErrVersion or record.ErrTruncated;
 // Replayed is valid up to the error.
 func Replay(in io.Reader) (r Replayed, err error) {
-	return replay(in, func(int64, int, *soc.Node, []soc.Action) {})
+	return replay(in, func(*record.Header, int64, int, *soc.Node, []soc.Action) {})
 }
 
-func replay(in io.Reader, acted func(at int64, node int, n *soc.Node, out []soc.Action)) (r Replayed, err error) {
+func replay(in io.Reader, acted func(h *record.Header, at int64, node int, n *soc.Node, out []soc.Action)) (r Replayed, err error) {
 	rd, err := record.NewReader(in)
 	if err != nil {
 		return r, err
@@ -49,11 +49,11 @@ func replay(in io.Reader, acted func(at int64, node int, n *soc.Node, out []soc.
 	r.Header, r.Kinds = rd.Header(), map[record.Kind]uint64{}
 	h := &r.Header
 	pool := new(wire.Pool)
-	nodes := make([]*soc.Node, h.Nodes)
+	nodes, routes := make([]*soc.Node, h.Nodes), map[device.NodeID]bool{}
 	for i := range nodes {
 		nodes[i] = soc.New(soc.Config{
-			ID: device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Stall: h.Stall, Queues: h.Queues, Windows: h.Windows, GSAS: h.GSAS, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool,
-			Route: func(id device.NodeID) bool { return int(id) < h.Nodes },
+			ID: h.Base + device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Stall: h.Stall, Queues: h.Queues, Windows: h.Windows, GSAS: h.GSAS, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool,
+			Route: func(id device.NodeID) bool { return uint64(id-h.Base) < uint64(h.Nodes) || routes[id] },
 		})
 	}
 	defer func() {
@@ -95,6 +95,17 @@ func replay(in io.Reader, acted func(at int64, node int, n *soc.Node, out []soc.
 		r.Until = max(r.Until, rec.At)
 		n := nodes[rec.Node]
 		switch rec.Kind {
+		case record.Route:
+			routes[device.NodeID(rec.Event.Destination)] = rec.Event.OK
+			continue
+		case record.Admit:
+			f := pool.Frame()
+			*f = rec.Outside
+			if rec.Payload > 0 {
+				f.Payload = pool.Payload(rec.Payload)
+			}
+			rec.Event.Frame = f
+			out = n.Step(rec.At, &rec.Event, out[:0])
 		case record.Load:
 			r.Digest.Loaded(n.Load(rec.Window, rec.Offset, rec.Width))
 			continue
@@ -125,10 +136,14 @@ func replay(in io.Reader, acted func(at int64, node int, n *soc.Node, out []soc.
 			out = n.Step(rec.At, &rec.Event, out[:0])
 		}
 		r.Digest.Actions(rec.Node, out)
-		acted(rec.At, rec.Node, n, out)
+		acted(h, rec.At, rec.Node, n, out)
 		for i := range out {
 			if f := out[i].Frame; f != nil {
-				frames[r.Frames] = f
+				if uint64(f.DstNode-h.Base) < uint64(h.Nodes) {
+					frames[r.Frames] = f
+				} else {
+					pool.Put(f) // to another host
+				}
 				r.Frames++
 			}
 			if q := out[i].Queue; q != nil && !q.Write {

@@ -10,6 +10,7 @@ import (
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/queue"
 	"github.com/exanet/pfd/soc/r5"
+	"github.com/exanet/pfd/soc/wire"
 )
 
 // magic starts a recording (defined by this project).
@@ -24,6 +25,7 @@ const (
 	offEpoch   = 16 // u32
 	offOptions = 20 // u16, r5.Options.Bits
 	offStarted = 24 // u64
+	offBase    = 32 // u32
 	headerSize = 64 // the rest is zero
 
 	flagNoTXFIFO = 1 << 0
@@ -73,6 +75,7 @@ func AppendHeader(b []byte, h Header) []byte {
 	le.PutUint32(m[offEpoch:], h.Epoch)
 	le.PutUint16(m[offOptions:], h.Firmware.Bits())
 	le.PutUint64(m[offStarted:], uint64(h.Started))
+	le.PutUint32(m[offBase:], uint32(h.Base))
 	return append(b, m[:]...)
 }
 
@@ -88,11 +91,12 @@ func DecodeHeader(b []byte) (Header, error) {
 	flags := le.Uint16(b[offFlags:])
 	h := Header{
 		Nodes: int(le.Uint16(b[offNodes:])), VABits: int(le.Uint16(b[offVABits:])), Epoch: le.Uint32(b[offEpoch:]),
+		Base:     device.NodeID(le.Uint32(b[offBase:])),
 		NoTXFIFO: flags&flagNoTXFIFO != 0, SVA: flags&flagSVA != 0, Queues: flags&flagQueues != 0, Stall: flags&flagStall != 0, Windows: flags&flagWindows != 0, GSAS: flags&flagGSAS != 0, Started: int64(le.Uint64(b[offStarted:])),
 	}
 	const reserved = offOptions + 2
 	for i, c := range b[:headerSize] {
-		if c != 0 && (i >= reserved && i < offStarted || i >= offStarted+8) {
+		if c != 0 && (i >= reserved && i < offStarted || i >= offBase+4) {
 			return Header{}, fmt.Errorf("%w: byte %d of its header is reserved and not zero", ErrFormat, i)
 		}
 	}
@@ -101,7 +105,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	if h.Firmware, ok = r5.OptionsOf(options); !ok {
 		return Header{}, fmt.Errorf("%w: its firmware's options are %#x", ErrFormat, options)
 	}
-	if flags&^(flagNoTXFIFO|flagSVA|flagQueues|flagStall|flagWindows|flagGSAS) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
+	if flags&^(flagNoTXFIFO|flagSVA|flagQueues|flagStall|flagWindows|flagGSAS) != 0 || h.Nodes < 1 || h.Nodes > maxNodes || uint64(h.Base)+uint64(h.Nodes) > device.NodeIDMask+1 || h.VABits < device.MinVABits || h.VABits > device.MaxVABits {
 		return Header{}, fmt.Errorf("%w: %d nodes of %d bits, flags %#x", ErrFormat, h.Nodes, h.VABits, flags)
 	}
 	return h, nil
@@ -125,6 +129,10 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 	if r.Kind == Check || r.Kind == End {
 		u(r.Count)
 		return binary.LittleEndian.AppendUint64(b, r.Digest)
+	}
+	if r.Kind == Route {
+		u(r.Event.Destination, bit(r.Event.OK))
+		return b
 	}
 	u(uint64(r.Node))
 	if r.Kind == Load {
@@ -157,14 +165,61 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 	case AtomicDone:
 		u(uint64(ev.Access), uint64(ev.Status), uint64(ev.N))
 		u(ev.Words[:ev.N]...)
-	case LinkReady:
+	case LinkReady, NodeGone, NodeDrains:
 		u(ev.Destination, bit(ev.OK))
+	case Admit:
+		b = appendFrame(b, r)
 	case Store:
 		u(uint64(r.Window), uint64(r.Offset), uint64(r.Width), r.Value)
 	case Take:
 		u(uint64(r.Mailbox))
 	}
 	return b
+}
+
+// The bits of the flags of a frame in an Admit. Values are defined by this project.
+const (
+	admitWords   = 1
+	admitMissing = 2
+)
+
+// appendFrame appends the frame of an Admit: the header as in a packet, then integers.
+func appendFrame(b []byte, r *Record) []byte {
+	f := &r.Outside
+	b = (&wire.Packet{Header: f.Header}).AppendTo(b)
+	for _, v := range []uint64{
+		uint64(r.Payload), f.Present, f.Corrupt, f.Duplicate, bit(f.HasWords)*admitWords | bit(f.WordsMissing)*admitMissing,
+		uint64(f.Completion.VA), f.Completion.First, f.Completion.Last, uint64(f.MessageLen),
+	} {
+		b = binary.AppendUvarint(b, v)
+	}
+	for _, w := range f.Message[:f.MessageLen] {
+		b = binary.AppendUvarint(b, w)
+	}
+	return b
+}
+
+func (f *fields) frame(r *Record) {
+	head := f.bytes(wire.HeaderSize + wire.CRCSize)
+	if f.err != nil {
+		return
+	}
+	var p wire.Packet
+	if _, err := p.DecodeHeader(head); err != nil {
+		f.err = fmt.Errorf("%w: the header of a frame: %w", ErrFormat, err)
+		return
+	}
+	to := &r.Outside
+	to.Header = p.Header
+	r.Payload = int(f.u(device.BlockSize))
+	to.Present, to.Corrupt, to.Duplicate = f.u(math.MaxUint64), f.u(math.MaxUint64), f.u(math.MaxUint64)
+	flags := f.u(admitWords | admitMissing)
+	to.HasWords, to.WordsMissing = flags&admitWords != 0, flags&admitMissing != 0
+	to.Completion = wire.Completion{VA: device.VA(f.u(math.MaxUint64)), First: f.u(math.MaxUint64), Last: f.u(math.MaxUint64)}
+	to.MessageLen = uint8(f.u(device.PktzMaxWords))
+	for i := range to.MessageLen {
+		to.Message[i] = f.u(math.MaxUint64)
+	}
 }
 
 // byteReader is the source of records.
@@ -223,6 +278,11 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		}
 		return f.err
 	}
+	if r.Kind == Route {
+		r.At = s.at
+		r.Event.Destination, r.Event.OK = f.u(uint64(device.NodeIDMask)), f.u(1) == 1
+		return f.err
+	}
 	r.Node = int(f.u(uint64(nodes - 1)))
 	if r.Kind == Load {
 		s.register(f, r)
@@ -268,7 +328,10 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 		for i := range ev.N {
 			ev.Words[i] = f.u(math.MaxUint64)
 		}
-	case LinkReady:
+	case Admit:
+		ev.Kind = soc.FrameArrived
+		f.frame(r)
+	case LinkReady, NodeGone, NodeDrains:
 		ev.Destination, ev.OK = f.u(uint64(device.NodeIDMask)), f.u(1) == 1
 	case Store:
 		ev.Kind = 0

@@ -24,10 +24,11 @@ import (
 //	2: an epoch of 16 bits, no generations, no access flags and external faults
 //	   of a walk, no byte counts of failed moves
 //	3: no numbers of messages, and a process was not told of a late refusal
-//	4: the current one
+//	4: no base of the nodes' ids, and no frames of other hosts
+//	5: the current one
 //
 // The machines of former versions were different: their runs cannot be replayed.
-const Version = 4
+const Version = 5
 
 // Errors of reading. Every error about a file's content matches one of them.
 var (
@@ -42,7 +43,8 @@ var (
 
 // Header describes the recorded machines.
 type Header struct {
-	Nodes    int // node i has ID i
+	Nodes    int
+	Base     device.NodeID // node i has ID Base + i
 	VABits   int
 	NoTXFIFO bool
 	SVA      bool
@@ -71,10 +73,14 @@ const (
 	QueueAccessed    = Kind(soc.QueueAccessed)
 	AtomicDone       = Kind(soc.AtomicDone)
 	LinkReady        = Kind(soc.LinkReady)
+	NodeGone         = Kind(soc.NodeGone)
+	NodeDrains       = Kind(soc.NodeDrains)
 
 	Load  Kind = 32 // a register was read, with its side effects
 	Store Kind = 33 // a register was written
 	Take  Kind = 34 // the head message of a mailbox was taken for a process
+	Admit Kind = 35 // a frame of another host arrived: Outside, without its bytes
+	Route Kind = 36 // from here on the node Event.Destination, of another host, has a route (Event.OK) or none
 	Check Kind = 62 // the digest at this point
 	End   Kind = 63 // the digest at the end
 )
@@ -102,6 +108,14 @@ func (k Kind) String() string {
 		return "atomic"
 	case LinkReady:
 		return "link"
+	case NodeGone:
+		return "gone"
+	case NodeDrains:
+		return "drains"
+	case Admit:
+		return "admit"
+	case Route:
+		return "route"
 	case Load:
 		return "load"
 	case Store:
@@ -126,7 +140,10 @@ type Record struct {
 	// Frame identifies a FrameArrived's frame by its index among all frames that the machines
 	// transmitted.
 	Frame uint64
-	Data  []byte // of a QueueAccessed: the bytes that were read
+	// Outside is the frame of an Admit, without a payload, and Payload is the length of that.
+	Outside wire.Frame
+	Payload int
+	Data    []byte // of a QueueAccessed: the bytes that were read
 
 	Window device.WindowID // of Load and Store
 	Offset uint32

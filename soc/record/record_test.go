@@ -20,10 +20,20 @@ var errDisk = errors.New("no space left on device")
 
 // The header, encoded by hand: docs/record.md, "Header".
 const headerHex = "6578616e7265630a" + // "exanrec\n"
-	"0400" + "0200" + "0200" + "3000" + // version 4, SVA, 2 nodes, 48 bits
+	"0500" + "0200" + "0200" + "3000" + // version 5, SVA, 2 nodes, 48 bits
 	"78563412" + "1200" + "0000" + // epoch 0x12345678, without bypass and retransmission bit, zero
 	"0807060504030201" + // started
-	"0000000000000000000000000000000000000000000000000000000000000000"
+	"04030000" + // node 0 has id 0x304
+	"00000000000000000000000000000000000000000000000000000000"
+
+// A frame of another host: the header is that of a packet (docs/spec/messages.md 5), whose golden vectors
+// are those of soc/wire.
+var admitted = wire.Frame{
+	Header:  wire.Header{Kind: wire.Data, Epoch: 9, Link: 8, SrcNode: 0x1003, SrcPDID: 7, DstNode: 0x305, DstPDID: 7, ID: 5, Seq: 6, First: 6, Length: 300, VA: 0x7f00, Remaining: 300, Last: true},
+	Present: 3, HasWords: true, Completion: wire.Completion{VA: 0x80, First: 1, Last: 2}, MessageLen: 1, Message: [device.PktzMaxWords]uint64{0xaa},
+}
+
+var admitHex = hex.EncodeToString((&wire.Packet{Header: admitted.Header}).AppendTo(nil)) + "ac02" + "03" + "00" + "00" + "01" + "8001" + "01" + "02" + "01" + "aa01"
 
 // Records, encoded by hand: docs/record.md, "Records".
 var records = []struct {
@@ -44,6 +54,10 @@ var records = []struct {
 	{"09" + "01" + "00" + "8101" + "00" + "02" + "07" + "8001", Record{Kind: AtomicDone, Node: 1, At: 106, Event: soc.Event{Kind: soc.AtomicDone, Access: 129, N: 2, Words: [device.DescriptorWords]uint64{7, 128}}}},
 	{"09" + "01" + "00" + "8201" + "05" + "00", Record{Kind: AtomicDone, Node: 1, At: 106, Event: soc.Event{Kind: soc.AtomicDone, Access: 130, Status: atomics.Denied}}},
 	{"0a" + "01" + "00" + "8320" + "01", Record{Kind: LinkReady, Node: 1, At: 106, Event: soc.Event{Kind: soc.LinkReady, Destination: 0x1003, OK: true}}},
+	{"0b" + "01" + "00" + "8320" + "00", Record{Kind: NodeGone, Node: 1, At: 106, Event: soc.Event{Kind: soc.NodeGone, Destination: 0x1003}}},
+	{"0c" + "01" + "00" + "8320" + "01", Record{Kind: NodeDrains, Node: 1, At: 106, Event: soc.Event{Kind: soc.NodeDrains, Destination: 0x1003, OK: true}}},
+	{"24" + "8320" + "01", Record{Kind: Route, At: 106, Event: soc.Event{Destination: 0x1003, OK: true}}},
+	{"23" + "01" + "00" + admitHex, Record{Kind: Admit, Node: 1, At: 106, Outside: admitted, Payload: 300, Event: soc.Event{Kind: soc.FrameArrived}}},
 	{"20" + "01" + "00" + "8020" + "04", Record{Kind: Load, Node: 1, At: 106, Window: device.PL, Offset: 0x1000, Width: 4}},
 	{"21" + "00" + "04" + "01" + "58" + "08" + "ff01", Record{Kind: Store, At: 108, Window: device.SMMU, Offset: 0x58, Width: 8, Value: 255}},
 	{"22" + "01" + "02" + "3f", Record{Kind: Take, Node: 1, At: 109, Mailbox: 63}},
@@ -61,7 +75,7 @@ func bytesOf(t testing.TB, s string) []byte {
 }
 
 func TestGolden(t *testing.T) {
-	h := Header{Nodes: 2, VABits: 48, SVA: true, Epoch: 0x12345678, Firmware: r5.Options{NoBypass: true, NoRetransmissionBit: true}, Started: 0x0102030405060708}
+	h := Header{Nodes: 2, Base: 0x304, VABits: 48, SVA: true, Epoch: 0x12345678, Firmware: r5.Options{NoBypass: true, NoRetransmissionBit: true}, Started: 0x0102030405060708}
 	all := bytesOf(t, headerHex)
 	if got := AppendHeader(nil, h); !bytes.Equal(got, all) {
 		t.Errorf("header\n got %x\nwant %x", got, all)
@@ -105,18 +119,20 @@ func TestBroken(t *testing.T) {
 		"empty":                    {nil, ErrFormat},
 		"short":                    {head[:63], ErrFormat},
 		"another file":             {changed(0, 'E'), ErrFormat},
-		"another version":          {changed(8, 5), ErrVersion},
-		"former version":           {changed(8, 3), ErrVersion},
+		"another version":          {changed(8, 6), ErrVersion},
+		"former version":           {changed(8, 4), ErrVersion},
 		"unknown option":           {changed(20, 64), ErrFormat},
 		"unknown flag":             {changed(10, 64), ErrFormat},
 		"no node":                  {changed(12, 0), ErrFormat},
 		"many nodes":               {changed(12, 65), ErrFormat},
 		"narrow":                   {changed(14, 38), ErrFormat},
 		"reserved":                 {changed(63, 1), ErrFormat},
+		"ids of 23 bits":           {changed(34, 0x40), ErrFormat},
+		"header of a frame":        {append(append(bytes.Clone(head), 0x23, 0, 0), make([]byte, 80)...), ErrFormat},
 		"reserved, early":          {changed(22, 1), ErrFormat},
 		"no end":                   {head, ErrTruncated},
 		"cut":                      {append(bytes.Clone(head), 1, 0), ErrTruncated},
-		"unknown kind":             {append(bytes.Clone(head), 11, 0, 0), ErrFormat},
+		"unknown kind":             {append(bytes.Clone(head), 13, 0, 0), ErrFormat},
 		"node that does not exist": {append(bytes.Clone(head), 1, 2, 0), ErrFormat},
 		"wrong width":              {append(bytes.Clone(head), 0x20, 0, 0, 0, 5), ErrFormat},
 		"window":                   {append(bytes.Clone(head), 0x20, 0, 5, 0, 4), ErrFormat},

@@ -32,6 +32,10 @@ type Writer struct {
 	rec     Record
 	count   uint64
 	digest  Digest
+	outside wire.Frame             // of another host, which is about to arrive
+	payload int                    // the length of its payload
+	admits  *wire.Frame            // it; nil: none
+	routes  map[uint64]bool        // nodes of other hosts that have a route
 	frames  map[*wire.Frame]uint64 // in flight, by their transmission number
 	reads   map[read]*queue.Access // outstanding reads of queues in memory
 	next    uint64
@@ -58,6 +62,30 @@ func (w *Writer) WriteHeader(file io.Writer) error {
 	return err
 }
 
+// Admit prepares the recording of a frame of another host, which is to be passed to a node by the next Step:
+// after that the frame may be in use for another.
+func (w *Writer) Admit(f *wire.Frame) {
+	if w.err != nil {
+		return
+	}
+	w.admits, w.outside, w.payload = f, *f, len(f.Payload)
+	w.outside.Payload = nil
+	delete(w.frames, f) // it was one that a node sent to another host
+}
+
+// Reached records whether a node of another host has a route, where a machine asks for it.
+func (w *Writer) Reached(id device.NodeID, ok bool) {
+	if w.err != nil || w.routes[uint64(id)] == ok {
+		return
+	}
+	if w.routes == nil {
+		w.routes = map[uint64]bool{}
+	}
+	w.routes[uint64(id)] = ok
+	w.rec = Record{Kind: Route, Event: soc.Event{Destination: uint64(id), OK: ok}}
+	w.add(w.state.at)
+}
+
 // Step records an event that a node handled at now, and the resulting actions.
 func (w *Writer) Step(now int64, node int, ev *soc.Event, out []soc.Action) {
 	if w.err != nil {
@@ -72,6 +100,11 @@ func (w *Writer) Step(now int64, node int, ev *soc.Event, out []soc.Action) {
 		}
 		delete(w.reads, read{node, ev.Access})
 	case soc.FrameArrived:
+		if ev.Frame == w.admits {
+			w.rec.Kind, w.rec.Outside, w.rec.Payload = Admit, w.outside, w.payload
+			w.admits = nil
+			break
+		}
 		// The frame itself may be in use for another by now.
 		w.rec.Frame = w.frames[ev.Frame]
 		delete(w.frames, ev.Frame)

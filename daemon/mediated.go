@@ -11,6 +11,8 @@ import (
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
+	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/sdnotify"
 	"github.com/exanet/pfd/space/shadow"
 	"github.com/exanet/pfd/vfio/mediate"
@@ -64,11 +66,14 @@ func Open(ctx context.Context, cfg Config) (session.Machine, error) {
 		return nil, err
 	}
 	running.Store(true)
-	return mediated{m}, nil
+	return mediated{m, m.HasThreads()}, nil
 }
 
 // mediated is the Machine of nodes elsewhere.
-type mediated struct{ *mediate.Machine }
+type mediated struct {
+	*mediate.Machine
+	threads bool // of GSAS can use all nodes
+}
 
 // Run drives the machine until ctx ends, and closes it.
 func (m mediated) Run(ctx context.Context) error {
@@ -77,9 +82,22 @@ func (m mediated) Run(ctx context.Context) error {
 
 // Features implements Machine.
 func (m mediated) Features() session.Features {
-	return session.Features{
+	f := session.Features{
 		Sharing: m, Reconnect: m.Reconnect, Server: m.Server, Transfers: m.Ended, Invalidations: m.Invalidations,
 	}
+	if m.threads {
+		f.GSAS = m
+	}
+	return f
+}
+
+// SetTree implements session.GSAS.
+func (m mediated) SetTree(node int, p atomics.Protection, t *emu.Tree) {
+	if t == nil {
+		m.RemoveTree(node, p)
+		return
+	}
+	m.AddTree(node, p, t.FD)
 }
 
 func (m mediated) Attach(node, slot int, a *session.Attachment) error {

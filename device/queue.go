@@ -80,6 +80,8 @@ const (
 	EventError                         // Code, Cookie: Command…, word 0 of the command
 	EventOverflow                      // Cookie: one bit per kind
 	EventMessage                       // Index, Generation, Cookie, Message: mailbox, its domain's, SOURCE, words
+	EventWant                          // Address: a page that is wanted and not present
+	EventCall                          // Cookie, Message: ID, words of a request that the driver performs
 	eventKinds
 )
 
@@ -166,6 +168,11 @@ func (e *Event) Encode() (q QueueEntry) {
 		q[0] |= index | uint64(e.Generation)<<entryGeneration
 		q[1] = e.Cookie
 		copy(q[2:], e.Message[:])
+	case EventWant:
+		q[1] = e.Address
+	case EventCall:
+		q[1] = e.Cookie
+		copy(q[2:], e.Message[:])
 	case EventError:
 		q[0] |= uint64(e.Code) << entryIndex
 		q[1] = e.Cookie
@@ -210,6 +217,15 @@ func DecodeEvent(q *QueueEntry) (Event, error) {
 	case EventNop, EventOverflow:
 		e.Cookie = q[1]
 		return e, nil
+	case EventWant:
+		if e.Address = q[1]; e.Address > pageMask {
+			return Event{}, fmt.Errorf("%w: event %d of page 0x%x", ErrQueueEntry, e.Kind, e.Address)
+		}
+		return e, nil
+	case EventCall:
+		e.Cookie = q[1]
+		copy(e.Message[:], q[2:])
+		return e, nil
 	case EventError:
 		e.Code, e.Cookie = index, q[1]
 		return e, nil
@@ -234,6 +250,7 @@ const (
 	CommandSync                              // Index, Address, Value
 	CommandNop                               // Value: the cookie
 	CommandPayload                           // Index, Channel, Words[:2]: u64s 6 and 7 of the CommandSend that follows
+	CommandAnswer                            // Index, Address, Value: status, ID and value for an EventCall
 )
 
 // EntryWords is the number of u64 of a message that an entry carries; SyncAll is the bank of a SYNC
@@ -278,7 +295,7 @@ func (c *Command) Encode() (q QueueEntry) {
 	case CommandInvalidate:
 		q[0] |= index
 		q[1], q[2] = c.Page, c.Pages
-	case CommandSync:
+	case CommandSync, CommandAnswer:
 		q[0] |= index
 		q[1], q[2] = c.Address, c.Value
 	case CommandNop:
@@ -312,6 +329,9 @@ func DecodeCommand(q *QueueEntry) (Command, error) {
 	case CommandSync:
 		c.Index, c.Address, c.Value = index, q[1], q[2]
 		ok = (index < Slots || index == SyncAll) && c.Address%8 == 0
+	case CommandAnswer:
+		c.Index, c.Address, c.Value = index, q[1], q[2]
+		ok = true
 	case CommandNop:
 		c.Value = q[1]
 		ok = true

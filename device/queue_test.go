@@ -14,10 +14,12 @@ func TestQueueGolden(t *testing.T) {
 		"fault": device.EventFault, "bank": device.EventBank, "global": device.EventGlobal, "mail": device.EventMail,
 		"done": device.EventDone, "words": device.EventWords, "refused": device.EventRefused, "nop": device.EventNop,
 		"error": device.EventError, "overflow": device.EventOverflow, "message": device.EventMessage,
+		"want": device.EventWant, "call": device.EventCall,
 	}
 	commands := map[string]device.CommandKind{
 		"send": device.CommandSend, "doorbell": device.CommandDoorbell, "invalidate": device.CommandInvalidate,
 		"sync": device.CommandSync, "nop": device.CommandNop, "payload": device.CommandPayload,
+		"answer": device.CommandAnswer,
 	}
 	for _, c := range golden.Read(t, "testdata/queue.txt") {
 		t.Run(c.Name, func(t *testing.T) {
@@ -94,7 +96,7 @@ func number(t *testing.T, s string) uint32 {
 // Fields out of range, and unknown kinds.
 func TestQueueBadEntries(t *testing.T) {
 	for name, w := range map[string]uint64{
-		"unknown kind": 0, "kind 12": 12 << 8, "message in mailbox 64": 11<<8 | 64<<32, "bank 16": 2<<8 | 16<<32, "mailbox 64": 4<<8 | 64<<32, "slot 16": 5<<8 | 16<<32,
+		"unknown kind": 0, "kind 14": 14 << 8, "message in mailbox 64": 11<<8 | 64<<32, "bank 16": 2<<8 | 16<<32, "mailbox 64": 4<<8 | 64<<32, "slot 16": 5<<8 | 16<<32,
 		"channel 64": 5<<8 | 64<<40, "slot 255": 6<<8 | 255<<32, "interface 64": 7<<8 | 64<<32,
 	} {
 		if e, err := device.DecodeEvent(&device.QueueEntry{w}); !errors.Is(err, device.ErrQueueEntry) || e != (device.Event{}) {
@@ -102,7 +104,7 @@ func TestQueueBadEntries(t *testing.T) {
 		}
 	}
 	for name, q := range map[string]device.QueueEntry{
-		"unknown kind": {}, "kind 7": {7 << 8}, "interface 64": {1<<8 | 64<<32 | 1<<48}, "no words": {1 << 8}, "9 words": {1<<8 | 9<<48}, "words of interface 64": {6<<8 | 64<<32},
+		"unknown kind": {}, "kind 8": {8 << 8}, "interface 64": {1<<8 | 64<<32 | 1<<48}, "no words": {1 << 8}, "9 words": {1<<8 | 9<<48}, "words of interface 64": {6<<8 | 64<<32},
 		"slot 16": {2<<8 | 16<<32}, "channel 64": {2<<8 | 64<<40}, "bank 16": {3<<8 | 16<<32}, "bank 254": {4<<8 | 254<<32},
 		"unaligned word": {4 << 8, 4},
 	} {

@@ -104,6 +104,9 @@ type Outside struct {
 	Memory func(slot int, t smmu.Tables) space.Space
 	// DMA is the driver's memory, for the queues in memory; nil: the node has none.
 	DMA DMA
+	// Words is the driver's memory as the memory of all trees; nil: the node has no GSAS unit. Its PageIn
+	// fails: the driver brings pages in.
+	Words Words
 	// Remote, if not nil, reports whether memory is reached by asking the driver, which may itself
 	// wait for the engine. Such accesses are made apart, one of the node at a time. It is called on
 	// the owning goroutine.

@@ -77,7 +77,7 @@ func New(cfg Config) (*Engine, error) {
 			n.outside = cfg.Outside(i)
 		}
 		n.soc = soc.New(soc.Config{
-			ID: cfg.Base + device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil, Windows: true, GSAS: cfg.Outside == nil,
+			ID: cfg.Base + device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil, Windows: true, GSAS: cfg.Outside == nil || n.outside.Words != nil,
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
 			Route: e.routes,
 		})

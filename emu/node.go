@@ -44,8 +44,8 @@ type node struct {
 	flight       flight // frames that it has sent
 	pending      uint32 // vectors to be delivered
 	slots        [device.Slots]*slot
-	threads      [device.Interfaces]thread // by interface, 32..63
-	trees        map[atomics.Protection]*tree
+	threads      [device.Interfaces]thread    // by interface, 32..63
+	trees        map[atomics.Protection]*tree // with Outside.Words made by the first operation
 	accesses     Accesses
 	outside      Outside
 	sleepers     [device.Slots]sleeper // of the memory that the driver's tables name
@@ -88,6 +88,7 @@ type slot struct {
 // Tree is the memory of a tree of threads on one node (docs/spec/gsas.md 4).
 type Tree struct {
 	Memory Words
+	FD     int // its file, for machines that need that instead of Memory
 	// UID is the user of the tree's threads, to whom page-ins are charged.
 	UID uint32
 }

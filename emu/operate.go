@@ -50,6 +50,10 @@ func (e *Engine) operate(n *node, a *gsas.Access) *call {
 		e.onCall(n.index, atomics.Call{ID: a.ID, Request: a.Request})
 		return nil
 	}
+	if n.trees[a.Tree] == nil && n.outside.Words != nil {
+		// Their users are unknown here: a tree whose memory hangs is to delay no other.
+		e.SetTree(n.index, a.Tree, &Tree{Memory: n.outside.Words, UID: uint32(a.Tree)})
+	}
 	t := n.trees[a.Tree]
 	if t == nil || !e.touches(t) {
 		e.AnswerCall(n.index, a.ID, atomics.NoMemory)
@@ -59,7 +63,7 @@ func (e *Engine) operate(n *node, a *gsas.Access) *call {
 	c.node, c.begun, c.step = n, true, space.Mapped
 	c.ownOp = operation{access: a, tree: t}
 	c.atomic = &c.ownOp
-	if !t.has(a.Back) {
+	if n.outside.Words == nil && !t.has(a.Back) {
 		return e.bringIn(c)
 	}
 	return c

@@ -11,6 +11,10 @@ type gsasHost Node
 
 // Perform implements gsas.Host.
 func (h *gsasHost) Perform(a *gsas.Access) {
+	if h.cfg.Queues && !a.Op.Memory() {
+		h.calls = append(h.calls, a)
+		return
+	}
 	h.out = append(h.out, Action{Kind: Atomic, Atomic: a})
 }
 

@@ -302,6 +302,7 @@ func (n *Node) reset() {
 	n.pktzProt = [device.Interfaces]uint64{}
 	if n.unit != nil {
 		n.unit.Reset()
+		n.calls = nil
 	}
 	n.pdCfg = [device.Slots]uint64{}
 	n.peers = [device.Slots][4]uint64{}

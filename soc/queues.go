@@ -2,10 +2,13 @@ package soc
 
 import (
 	"math/bits"
+	"slices"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/soc/fifo"
+	"github.com/exanet/pfd/soc/gsas"
 )
 
 // queueHost is the node as seen by its queues in memory (docs/spec/queues.md).
@@ -44,6 +47,7 @@ func (h *queueHost) Waiting(out []device.Event) []device.Event {
 				out = append(out, e)
 			}
 		}
+		out = h.operations(out, i)
 		if len(out) == before {
 			return out
 		}
@@ -55,6 +59,24 @@ func waiting(out []device.Event, f *fifo.FIFO, tx bool, i int) []device.Event {
 	if e, ext, ok := f.Peek(i); ok && len(out) < cap(out) {
 		lost := i == 0 && f.Status()&device.FIFOOverflow != 0
 		out = append(out, device.Event{Kind: device.EventFault, TX: tx, Lost: lost, Words: e.Words(), Ext: ext})
+	}
+	return out
+}
+
+// operations appends page i that the GSAS unit wants, and call i of the driver, as events.
+func (h *queueHost) operations(out []device.Event, i int) []device.Event {
+	if h.unit == nil {
+		return out
+	}
+	if page, ok := h.unit.Want(i); ok && len(out) < cap(out) {
+		out = append(out, device.Event{Kind: device.EventWant, Address: page})
+	}
+	if i < len(h.calls) && len(out) < cap(out) {
+		e := device.Event{Kind: device.EventCall, Cookie: uint64(h.calls[i].ID)}
+		var words [atomics.MaxRequest]uint64
+		h.calls[i].Encode(words[:])
+		copy(e.Message[:], words[:])
+		out = append(out, e)
 	}
 	return out
 }
@@ -79,6 +101,10 @@ func (h *queueHost) Taken(e *device.Event) {
 		h.smmu.StoreBank(device.FSR, b, h.smmu.LoadBank(device.FSR, b)&^uint64(e.Status))
 	case device.EventGlobal:
 		h.smmu.StoreGlobal(device.GFSR, 0, h.smmu.LoadGlobal(device.GFSR, 0)&^uint64(e.Status))
+	case device.EventWant:
+		h.unit.Told(e.Address)
+	case device.EventCall:
+		h.calls = slices.DeleteFunc(h.calls, func(a *gsas.Access) bool { return uint64(a.ID) == e.Cookie })
 	case device.EventMessage:
 		b := &h.boxes[e.Index]
 		if head, ok := b.event(e.Index, 0); ok && head.Cookie == e.Cookie && head.Message == e.Message {
@@ -101,13 +127,17 @@ func (h *queueHost) Command(c *device.Command) (device.Event, bool) {
 		if ch.status != device.PktzRefused {
 			break
 		}
-		if c.Number == 0 || c.Index < device.MailboxProcess {
+		if c.Number == 0 || c.Index < device.MailboxProcess || c.Index >= device.MailboxThread {
 			return device.Event{Kind: device.EventRefused, Index: c.Index, Channel: c.Channel}, true
 		}
 		node, _, _ := packetizer.SplitDestination(c.Destination)
 		n.refused(int(c.Index), node, c.Number)
 	case device.CommandPayload:
 		copy(n.pktz[c.Index][c.Channel].payload[device.EntryWords:], c.Words[:])
+	case device.CommandAnswer:
+		if n.unit != nil {
+			n.unit.Called(n.now, uint32(c.Address), atomics.Status(c.Index), c.Value)
+		}
 	case device.CommandDoorbell:
 		n.ringByWord(int(c.Index), int(c.Channel))
 	case device.CommandInvalidate:

@@ -70,7 +70,8 @@ type Node struct {
 	mailed bool // a mailbox of the driver may have a message
 	pktz   [device.Interfaces]packetizerPage
 	queues queue.Machine
-	unit   *gsas.Unit // nil without Config.GSAS
+	unit   *gsas.Unit     // nil without Config.GSAS
+	calls  []*gsas.Access // of the driver, which is told by an event
 
 	ctrl        uint32
 	irqStatus   uint32

@@ -96,7 +96,7 @@ type GSAS interface {
 	AttachThread(node, slot, index, iface int) error
 	DetachThread(node, slot, index int)
 	// SetTree makes known what memory a tree has on a node; nil: none any more. None of its pages is
-	// valid then, or under way.
+	// valid then, or under way. A machine with Sharing closes the tree's FD.
 	SetTree(node int, p atomics.Protection, t *emu.Tree)
 	// OnCall makes f perform the operations that are not the units'. AnswerCall answers one.
 	OnCall(f func(node int, c atomics.Call))

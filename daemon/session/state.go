@@ -207,7 +207,8 @@ type liveTree struct {
 // memory is the memory of a tree on one node. A page of it is absent until it is used.
 type memory struct {
 	fd   int
-	view *view.Atomic
+	view *view.Atomic // nil: the machine has the file lent
+	lent int          // for the machine, until it has it; -1: none
 }
 
 // joined is a session's state on its node.

@@ -118,7 +118,7 @@ func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
 	}
 	var m *memory
 	var err error
-	t.d.turns.Do(l.uid, func() { m, err = makeMemory() })
+	t.d.turns.Do(l.uid, func() { m, err = t.makeMemory() })
 	if err != nil {
 		t.memories.Give(l.uid)
 		return nil, err
@@ -134,7 +134,7 @@ func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
 			return nil
 		}
 		l.memories[n.index] = m
-		t.m.SetTree(n.index, l.id, &emu.Tree{Memory: m.view, UID: l.uid})
+		t.m.SetTree(n.index, l.id, m.lend(l.uid))
 		return nil
 	})
 	if err != nil || used != m {
@@ -146,16 +146,31 @@ func (t *trees) memoryOf(l *liveTree, n *Node) (*memory, error) {
 
 // makeMemory makes the memory of a tree on a node. Its seals stay as they are, so that a process that maps it
 // cannot keep pfd from discarding pages.
-func makeMemory() (*memory, error) {
+func (t *trees) makeMemory() (*memory, error) {
 	fd, err := memfd.New("pfd-gsas", atomics.RegionSize, 0, unix.F_SEAL_SEAL)
 	if err != nil {
 		return nil, fmt.Errorf("create the memory of a tree: %w", err)
 	}
-	m := &memory{fd: fd}
-	if m.view, err = view.NewAtomic(fd, atomics.RegionSize); err != nil {
+	m := &memory{fd: fd, lent: -1}
+	if t.d.features.Sharing != nil { // the device maps it
+		m.lent, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		err = os.NewSyscallError("fcntl", err)
+	} else {
+		m.view, err = view.NewAtomic(fd, atomics.RegionSize)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("map the memory of a tree: %w", err), unix.Close(fd))
 	}
 	return m, nil
+}
+
+// lend returns the memory for the machine, whose lent then is.
+func (m *memory) lend(uid uint32) *emu.Tree {
+	t := &emu.Tree{FD: m.lent, UID: uid}
+	if m.lent = -1; m.view != nil {
+		t.Memory = m.view
+	}
+	return t
 }
 
 // there returns the memory of a tree on a node, nil if there is none yet.
@@ -166,7 +181,14 @@ func (t *trees) there(l *liveTree, n *Node) *memory {
 }
 
 func (m *memory) close() error {
-	return errors.Join(m.view.Close(), os.NewSyscallError("close", unix.Close(m.fd)))
+	var err error
+	if m.view != nil {
+		err = m.view.Close()
+	}
+	if m.lent >= 0 {
+		err = errors.Join(err, os.NewSyscallError("close", unix.Close(m.lent)))
+	}
+	return errors.Join(err, os.NewSyscallError("close", unix.Close(m.fd)))
 }
 
 // call performs an operation for the unit of a node. On the owning goroutine.

@@ -62,6 +62,12 @@ type Config struct {
 	// Message is called for each message to a process, with its SOURCE. nil: they stay in their
 	// mailboxes.
 	Message func(mailbox int, source uint64, words *[device.EntryWords]uint64)
+	// Refused is called for each message of the command queue that was refused, with its interface and
+	// channel. Wanted is called for a page that the GSAS unit wants, and Called for an operation that the
+	// driver performs, with the words of its request: Answer ends it. Each may be nil.
+	Refused func(iface, channel int)
+	Wanted  func(page uint64)
+	Called  func(id uint32, words *[device.EntryWords]uint64)
 	// Off is called when an error or a reset has disabled the queues; it may be nil. Renew
 	// enables them again later.
 	Off func()
@@ -90,6 +96,7 @@ type Queues struct {
 	stats       Stats
 	takes       bool                            // the device takes messages of processes, and tells of them with their words
 	boxes       [device.Interfaces]uint64       // MBOX_CFG of processes, as the driver has written it
+	slots       [device.Interfaces]uint8        // of processes and threads
 	generations [device.Slots]device.Generation // of the enabled domains
 	state
 }
@@ -140,6 +147,9 @@ func New(cfg Config) *Queues {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	q := &Queues{cfg: cfg}
+	for n := range q.slots {
+		q.slots[n] = uint8(n % device.Slots)
+	}
 	q.again = func() { q.draining = false; q.drain() }
 	q.bell = func() {
 		if q.belled = false; q.commands.on {
@@ -387,8 +397,8 @@ func (q *Queues) take(entry *device.QueueEntry) {
 		call(q.cfg.Mail, int(e.Index))
 	case device.EventMessage:
 		// One for an earlier domain of the slot may have been on its way.
-		if n := int(e.Index) - device.MailboxProcess; n >= 0 && q.cfg.Message != nil &&
-			q.generations[n%device.Slots]&device.EventGenerationMask == e.Generation {
+		if e.Index >= device.MailboxProcess && q.cfg.Message != nil &&
+			q.generations[q.slots[e.Index]]&device.EventGenerationMask == e.Generation {
 			q.cfg.Message(int(e.Index), e.Cookie, &e.Message)
 		}
 	case device.EventDone:
@@ -399,6 +409,17 @@ func (q *Queues) take(entry *device.QueueEntry) {
 		}
 	case device.EventRefused:
 		q.stats.Refused++
+		if q.cfg.Refused != nil {
+			q.cfg.Refused(int(e.Index), int(e.Channel))
+		}
+	case device.EventWant:
+		if q.cfg.Wanted != nil {
+			q.cfg.Wanted(e.Address)
+		}
+	case device.EventCall:
+		if q.cfg.Called != nil {
+			q.cfg.Called(uint32(e.Cookie), &e.Message)
+		}
 	case device.EventNop:
 		q.seen = max(q.seen, min(e.Cookie, q.nop))
 	case device.EventError:

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/emu"
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/soc/link"
@@ -25,6 +26,7 @@ import (
 	"github.com/exanet/pfd/soc/smmu"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
+	"github.com/exanet/pfd/space/view"
 	"github.com/exanet/pfd/vfio/user"
 )
 
@@ -114,7 +116,7 @@ func New(cfg Config) (*Machine, error) {
 		Outside: func(i int) emu.Outside {
 			n := m.nodes[i]
 			return emu.Outside{
-				BTCM: n.btcm, Memory: n.slotMemory, DMA: driverMemory{n},
+				BTCM: n.btcm, Memory: n.slotMemory, DMA: driverMemory{n}, Words: words(n),
 				Remote: func() bool { return n.server.DMA().Remote() },
 			}
 		},
@@ -179,6 +181,29 @@ func (m driverMemory) Read(addr uint64, p []byte) error { return m.n.server.DMA(
 
 // Write implements emu.DMA.
 func (m driverMemory) Write(addr uint64, p []byte) error { return m.n.server.DMA().Write(addr, p) }
+
+// words returns the driver's memory for atomic operations, nil if the processor lacks some of them.
+func words(n *node) emu.Words {
+	if !view.CanPerform() {
+		return nil
+	}
+	return driverWords{n}
+}
+
+// driverWords is the driver's memory as that of the trees.
+type driverWords struct{ n *node }
+
+// Do implements emu.Words. The driver says that a page is present only while it is mapped and in memory.
+func (w driverWords) Do(op atomics.Op, at uint64, args *[atomics.MaxArgs]uint64) (values [atomics.MaxValues]uint64, ok bool) {
+	err := w.n.server.DMA().Do(at, op.Bytes(), func(b []byte) { values = view.Perform(op, b, args) })
+	return values, err == nil
+}
+
+// PageIn implements emu.Words.
+func (driverWords) PageIn(uint64) error { return errAbsent }
+
+// errAbsent means that the driver has not mapped a page that it says is present.
+var errAbsent = errors.New("not mapped by the driver")
 
 // run lends the engine to the goroutine of the driver's connection.
 func (n *node) run(f func()) {

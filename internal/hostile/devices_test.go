@@ -88,10 +88,7 @@ var alone = map[string]string{
 	"TestMalformedAttachments":           "the same",
 	"TestLingering":                      "the same",
 	"TestLogFlood":                       "of pfd's log alone",
-	"TestForgedRequests":                 "pfd makes threads only on nodes of its own",
-	"TestForgedTokens":                   "the same",
-	"TestFloodOfRequests":                "the same",
-	"TestTreeWhoseFileIsHeld":            "the same",
+	"TestTreeWhoseFileIsHeld":            "pages of trees elsewhere are discarded by pfd itself",
 }
 
 // Each test runs with all devices of the table, or is listed in alone.

@@ -85,8 +85,9 @@ func (r *raw) thread() attach.Threaded {
 // A thread writes what it likes into its packetizer: headers of the victims' threads and tree, all
 // operations and lengths, any destination, and into RUNG and the counts of its mailbox. Pages of another
 // tree do not change, and answers go to those who have asked.
-func TestForgedRequests(t *testing.T) {
-	w := start(t)
+func TestForgedRequests(t *testing.T) { onEach(t, forgedRequests) }
+
+func forgedRequests(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	v := newVictims(t, w)
 	v.add(w)
@@ -165,8 +166,9 @@ func TestForgedRequests(t *testing.T) {
 
 // Tokens are not guessed, and messages of threads that are malformed, or that name what does not exist,
 // are refused with their code. The attachment and the others go on.
-func TestForgedTokens(t *testing.T) {
-	w := start(t)
+func TestForgedTokens(t *testing.T) { onEach(t, forgedTokens) }
+
+func forgedTokens(t *testing.T, w *world) {
 	v := newVictims(t, w)
 	liar := w.raw(attach.Hello{Group: "liar", Threads: true})
 	plain := w.raw(attach.Hello{Group: "plain"})
@@ -216,8 +218,9 @@ func TestForgedTokens(t *testing.T) {
 }
 
 // A thread that asks without end, and never takes an answer, does not keep others from the unit.
-func TestFloodOfRequests(t *testing.T) {
-	w := start(t)
+func TestFloodOfRequests(t *testing.T) { onEach(t, floodOfRequests) }
+
+func floodOfRequests(t *testing.T, w *world) {
 	v := newVictims(t, w)
 	liar := w.raw(attach.Hello{Group: "liar", Threads: true})
 	own := liar.thread()

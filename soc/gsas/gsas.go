@@ -253,6 +253,13 @@ func (u *Unit) Done(now int64, id uint32, status atomics.Status, values []uint64
 	u.end(now, int(i), status, values)
 }
 
+// Called takes the result of an operation that the driver has performed. That of another one is dropped.
+func (u *Unit) Called(now int64, id uint32, status atomics.Status, value uint64) {
+	if i := id % InFlight; u.used>>i&1 != 0 && !u.ops[i].access.Op.Memory() {
+		u.Done(now, id, status, []uint64{value})
+	}
+}
+
 // end ends an operation in flight.
 func (u *Unit) end(now int64, i int, status atomics.Status, values []uint64) {
 	o := &u.ops[i]

@@ -32,10 +32,25 @@ func (u *Unit) Load(offset uint32) uint64 {
 			return device.GSASNoPage
 		}
 		page := u.wants[0]
-		u.wants = u.wants[:copy(u.wants, u.wants[1:])]
+		u.Told(page)
 		return page
 	}
 	return 0
+}
+
+// Want returns page i of those that GSAS_WANT has. Told removes a page from them.
+func (u *Unit) Want(i int) (page uint64, ok bool) {
+	if i >= len(u.wants) {
+		return 0, false
+	}
+	return u.wants[i], true
+}
+
+// Told removes a page from GSAS_WANT: the driver knows that it is wanted.
+func (u *Unit) Told(page uint64) {
+	if i := slices.Index(u.wants, page); i >= 0 {
+		u.wants = slices.Delete(u.wants, i, i+1)
+	}
 }
 
 // Store writes a register.

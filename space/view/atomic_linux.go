@@ -100,6 +100,17 @@ func (a *Atomic) PageIn(at uint64) error {
 	return fmt.Errorf("%w: the page is punched out again and again", ErrShare)
 }
 
+// Perform performs an operation as Atomic.Do does on the words at the beginning of b, whose address is aligned
+// to their size and which has all of them. Its caller handles a page that is not present.
+func Perform(op atomics.Op, b []byte, args *[atomics.MaxArgs]uint64) (values [atomics.MaxValues]uint64) {
+	_ = b[op.Bytes()-1]
+	perform(op, wordsAt(b, 0), args, &values)
+	return values
+}
+
+// CanPerform reports whether the processor has all operations.
+func CanPerform() bool { return pairs() }
+
 // perform performs an operation on the first of four words, or on as many as it accesses. The words
 // after these are not touched.
 func perform(op atomics.Op, w *[atomics.MaxValues]uint64, args *[atomics.MaxArgs]uint64, values *[atomics.MaxValues]uint64) {

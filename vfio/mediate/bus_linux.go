@@ -131,5 +131,8 @@ func (w *window) Store(off uint32, width int, v uint64) error {
 	if err != nil {
 		return err
 	}
+	if l := w.n.link.Load(); w.id == device.PL && l != nil && l.pages != nil {
+		v = l.pages.store(off, width, v)
+	}
 	return w.gone(to.Store(off, width, v))
 }

@@ -188,6 +188,11 @@ func (f *userFunction) MapDMA(addr, size uint64, fd int, offset uint64, rights u
 	return err
 }
 
+// MapNow is MapDMA that waits for the server.
+func (f *userFunction) MapNow(addr, size uint64, fd int, offset uint64, rights uint32) error {
+	return f.Client.MapDMA(addr, size, fd, offset, rights)
+}
+
 func (f *userFunction) Close() {
 	f.Client.Close()
 	_ = f.unmap() // cannot fail: exactly the slices that were mapped

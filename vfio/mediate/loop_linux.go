@@ -76,8 +76,8 @@ func (m *Machine) pass() (busy bool) {
 		if l := s.node.link.Load(); l != nil && s.busy != 0 && s.collect(l) {
 			busy = true
 		}
-		if (s.mail.due || s.mail.until != 0) && s.pollMail(now) {
-			busy = true
+		for m := range s.mails {
+			busy = m.poll(now) || busy
 		}
 	}
 	for len(m.calls) > 0 {
@@ -115,19 +115,24 @@ func (processes) Ring(p *owner.Process[*slot], channel int) {
 }
 
 // Send implements owner.User.
-func (processes) Send(p *owner.Process[*slot], _, channel int, m *attach.Message) uint64 {
-	if l := p.Slot.node.link.Load(); l != nil {
-		return p.Slot.send(l, channel, m)
+func (processes) Send(p *owner.Process[*slot], thread, channel int, m *attach.Message) uint64 {
+	l := p.Slot.node.link.Load()
+	switch {
+	case l == nil || m.N == 0: // the device is gone
+		return device.PktzRefused
+	case thread != owner.Own:
+		return p.Slot.post(l, p.Slot.threads[thread], channel, m)
 	}
-	return device.PktzRefused // the device is gone
+	return p.Slot.send(l, channel, m)
 }
 
 // Room implements owner.User: the mailbox is read when its time has come.
-func (processes) Room(p *owner.Process[*slot], _ int) bool {
+func (processes) Room(p *owner.Process[*slot], thread int) bool {
+	m := p.Slot.mailOf(thread)
 	if p.Slot.events() != nil {
-		return p.Slot.take()
+		return m.take()
 	}
-	p.Slot.mail.due = true
+	m.due = true
 	return true
 }
 
@@ -137,7 +142,7 @@ func (processes) Answers(*owner.Process[*slot]) bool { return false }
 // Busy implements owner.User.
 func (processes) Busy(p *owner.Process[*slot]) bool {
 	s := p.Slot
-	return s.busy != 0 || s.mail.due || s.mail.until != 0
+	return s.busy != 0 || s.polls()
 }
 
 // Mutes implements owner.User.
@@ -182,7 +187,7 @@ func (m *Machine) sleep() {
 		timeout := m.loop.Timeout(m.Now())
 		for _, p := range m.loop.Hot() {
 			switch s := p.Slot; {
-			case s.mail.due || s.mail.until != 0:
+			case s.polls():
 				timeout = mailLast
 			case s.busy != 0 && (timeout < 0 || timeout > watchPause):
 				timeout = watchPause
@@ -263,9 +268,6 @@ func (s *slot) ring(l *link, channel uint64) {
 
 // send forwards a message and returns its status.
 func (s *slot) send(l *link, channel int, msg *attach.Message) uint64 {
-	if msg.N == 0 {
-		return device.PktzRefused
-	}
 	if msg.Mailbox == device.MailboxRequest && mailbox.OpcodeOf(msg.Words[0]) == mailbox.OpDoorbell {
 		if d, err := mailbox.DecodeDoorbell(msg.Words[0]); err == nil && d.Slot() == s.index {
 			s.ring(l, uint64(d.Channel)%device.ChannelsPerSlot)
@@ -275,17 +277,17 @@ func (s *slot) send(l *link, channel int, msg *attach.Message) uint64 {
 	if msg.Mailbox == device.MailboxRequest && msg.N == 1 && s.entersFirst(l, channel, msg) {
 		return device.PktzFree
 	}
-	return s.post(l, channel, msg)
+	return s.post(l, &s.mail, channel, msg)
 }
 
-// post makes the process's own packetizer send a message.
-func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
+// post makes the packetizer of a process, or of a thread, send a message.
+func (s *slot) post(l *link, from *mail, channel int, msg *attach.Message) uint64 {
 	r := s.events()
-	if r != nil && msg.Mailbox >= device.MailboxProcess && msg.Number != 0 &&
-		r.SendMessage(uint8(device.MailboxProcess+s.index), uint8(channel), packetizer.Destination(msg.Node, msg.Mailbox, msg.Generation), msg.Number, msg.Words[:msg.N]) {
-		return device.PktzFree // a refusal comes as a message
+	if r != nil && (from.thread != owner.Own || msg.Mailbox >= device.MailboxProcess && msg.Number != 0) &&
+		r.SendMessage(uint8(from.box), uint8(channel), packetizer.Destination(msg.Node, msg.Mailbox, msg.Generation), msg.Number, msg.Words[:msg.N]) {
+		return device.PktzFree // a refusal comes as a message, or an event
 	}
-	page := uint64(device.MailboxProcess+s.index)*device.PageSize + uint64(channel)*device.PktzChannelStride
+	page := uint64(from.box)*device.PageSize + uint64(channel)*device.PktzChannelStride
 	post := func(off, v uint64) bool { return l.fn.Post(int(device.PKTZ), page+off, 8, v) == nil }
 	ok := post(device.PktzDestination, packetizer.Destination(msg.Node, msg.Mailbox, msg.Generation))
 	for i, w := range msg.Words[:msg.N] {
@@ -298,8 +300,8 @@ func (s *slot) post(l *link, channel int, msg *attach.Message) uint64 {
 	if err != nil {
 		return device.PktzRefused
 	}
-	if v != device.PktzRefused && r == nil && (msg.Mailbox == device.MailboxRead || msg.Mailbox >= device.MailboxProcess) {
-		s.mail.due = true // an answer may come
+	if v != device.PktzRefused && r == nil && (msg.Mailbox == device.MailboxRead || msg.Mailbox == device.MailboxGSAS || msg.Mailbox >= device.MailboxProcess) {
+		from.due = true // an answer may come
 		if at := int(msg.Node); msg.Mailbox >= device.MailboxProcess && l.rings == nil && at < len(s.node.m.nodes) {
 			s.node.m.nodes[at].mailCame(int(msg.Mailbox)) // no vector and no event says so
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/device/queues"
 	"github.com/exanet/pfd/internal/owner"
 	"github.com/exanet/pfd/internal/tally"
@@ -106,10 +107,11 @@ type Machine struct {
 	nap    time.Duration // length of the next sleep if a node has no vectors
 
 	// Owned by the owner.
-	stop  bool
-	calls []work // to be run
-	yield yield.Yield
-	over  bool // the end of a transfer was reported to a process since the last check
+	stop   bool
+	onCall func(node int, c atomics.Call)
+	calls  []work // to be run
+	yield  yield.Yield
+	over   bool // the end of a transfer was reported to a process since the last check
 
 	loop    *owner.Loop[work, *slot] // messages are calls that have run
 	started atomic.Bool
@@ -126,6 +128,10 @@ type node struct {
 	vectors [device.Vectors]int // eventfds
 	handler device.Handler
 	slots   [device.Slots]*slot
+	threads [device.Interfaces]*mail // by interface, 32..63
+	trees   map[atomics.Protection]*tree
+	places  []bool     // the DMA addresses of trees that are in use
+	answers []answer   // that wait for room in the command queue
 	tally   tally.Node // statistics of its processes' writes
 	workers [device.Slots + 1]worker
 	pending uint32 // vectors that were raised and are not delivered yet
@@ -147,6 +153,7 @@ type link struct {
 	// windows are the device's, behind the queues in memory if rings is not nil.
 	windows [device.Windows]device.Window
 	rings   *rings
+	pages   *treePages    // nil: threads cannot use the node
 	gone    chan struct{} // closed when the device is gone
 	why     error         // set before gone is closed
 }
@@ -161,8 +168,9 @@ type slot struct {
 	seen    [device.ChannelsPerSlot]uint64 // done and reserved_1 as last reported to the process
 	rung    [device.WriteChannels]rung     // the transfers of the busy channels, as rung
 	mail    mail
-	words   uint64  // WORDS as last read
-	touches touches // of the process, by block (method touch)
+	threads *[attach.MaxThreads]*mail // nil: it has had none
+	words   uint64                    // WORDS as last read
+	touches touches                   // of the process, by block (method touch)
 }
 
 // rung is a transfer as it was rung, with the time.
@@ -321,6 +329,9 @@ func (l *link) prepare(n *node) error {
 		for id := range l.windows {
 			l.windows[id] = l.rings.Window(device.WindowID(id))
 		}
+	}
+	if caps&device.CapsGSAS != 0 && l.rings != nil && l.fn.Kind() == shadow.Files {
+		l.pages = newTreePages(n, l)
 	}
 	beside := uint64(0)
 	if l.rings != nil {
@@ -501,7 +512,7 @@ func (m *Machine) Attach(node, index int, a *Attachment) error {
 	if a.Bells == nil {
 		a.Bells = new(attach.Bells)
 	}
-	s := &slot{node: n, index: index, att: a}
+	s := newSlot(n, index, a)
 	s.process = owner.Process[*slot]{Pages: a.Pages, Wake: a.Wake, UID: a.UID, Slot: s}
 	if err := m.loop.Attach(&s.process, m.Now()); err != nil {
 		return fmt.Errorf("mediated machine: %w", err)
@@ -519,6 +530,9 @@ func (m *Machine) Detach(node, index int) {
 		return
 	}
 	m.loop.Detach(&s.process)
+	for i := range attach.MaxThreads {
+		m.DetachThread(node, index, i)
+	}
 	n.slots[index] = nil
 	if s.att.Space != nil {
 		s.att.Space.Close()

@@ -27,8 +27,12 @@ const (
 	mailTime  = time.Second
 )
 
-// mail is the state of polling a slot's mailbox for its process.
+// mail is the state of the mailbox of a process, or of a thread of it.
 type mail struct {
+	slot   *slot
+	thread int // index of the thread, or owner.Own
+	box    int
+
 	came  []attach.Mail // with events, oldest first
 	held  bool          // the device keeps further ones in the mailbox
 	long  bool          // the head of the mailbox is one that no event takes
@@ -38,10 +42,49 @@ type mail struct {
 	pause int64         // ns
 }
 
-// pollMail polls the mailbox if it is time, moves its messages to the process, and reports whether
-// there were any.
-func (s *slot) pollMail(now int64) (any bool) {
-	m := &s.mail
+// newSlot returns the slot of a process.
+func newSlot(n *node, index int, a *Attachment) *slot {
+	s := &slot{node: n, index: index, att: a}
+	s.mail = mail{slot: s, thread: owner.Own, box: device.MailboxProcess + index}
+	return s
+}
+
+// mails iterates over the mailboxes of a process and its threads.
+func (s *slot) mails(yield func(*mail) bool) {
+	if !yield(&s.mail) || s.threads == nil {
+		return
+	}
+	for _, m := range s.threads {
+		if m != nil && !yield(m) {
+			return
+		}
+	}
+}
+
+// polls reports whether any of them is to be polled.
+func (s *slot) polls() bool {
+	for m := range s.mails {
+		if m.due || m.until != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// mailOf returns the mailbox of a thread, or owner.Own.
+func (s *slot) mailOf(thread int) *mail {
+	if thread == owner.Own {
+		return &s.mail
+	}
+	return s.threads[thread]
+}
+
+// poll polls the mailbox if it is time, moves its messages to the process, and reports whether there
+// were any.
+func (m *mail) poll(now int64) (any bool) {
+	if !m.due && m.until == 0 {
+		return false
+	}
 	if m.due {
 		m.due = false
 		next := now + int64(mailPause)
@@ -55,7 +98,7 @@ func (s *slot) pollMail(now int64) (any bool) {
 	}
 	m.pause = min(2*m.pause, int64(mailLast))
 	m.next = now + m.pause
-	if any = s.take(); any {
+	if any = m.take(); any {
 		m.pause, m.next = int64(mailPause), now+int64(mailPause) // more may come
 	}
 	if now >= m.until {
@@ -66,11 +109,11 @@ func (s *slot) pollMail(now int64) (any bool) {
 
 // take moves messages to the process as far as its ring has room: those that have come, then those
 // in the mailbox. It reports whether there were any.
-func (s *slot) take() (any bool) {
-	m := &s.mail
-	box := mailbox.NewBox(s.node.windows[device.MBOX], device.MailboxProcess+s.index)
+func (m *mail) take() (any bool) {
+	s := m.slot
+	box := mailbox.NewBox(s.node.windows[device.MBOX], m.box)
 	r := s.events()
-	any = s.process.Deliver(owner.Own, func(out *attach.Mail) bool {
+	any = s.process.Deliver(m.thread, func(out *attach.Mail) bool {
 		if len(m.came) > 0 {
 			*out = m.came[0]
 			m.came = m.came[:copy(m.came, m.came[1:])]
@@ -93,12 +136,12 @@ func (s *slot) take() (any bool) {
 		out.Source = src.Encode()
 		return err == nil && src.Words != 0
 	})
-	if any {
+	if any && m.thread == owner.Own {
 		attach.WakeAll(s.att.Bells.Mail())
 	}
 	if m.held && len(m.came) == 0 {
 		if m.held = false; r != nil {
-			r.Hold(device.MailboxProcess+s.index, false)
+			r.Hold(m.box, false)
 		}
 	}
 	return any

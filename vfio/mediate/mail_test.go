@@ -16,7 +16,7 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer mem.Close()
-	s := &slot{node: new(node), att: &Attachment{Pages: mem.Pages}}
+	s := newSlot(new(node), 0, &Attachment{Pages: mem.Pages})
 	s.process = owner.Process[*slot]{Pages: mem.Pages, Slot: s}
 	for s.process.Deliver(owner.Own, func(*attach.Mail) bool { return true }) {
 	}
@@ -24,7 +24,7 @@ func TestMailboxRingThatStaysFull(t *testing.T) {
 	m.due = true
 	now := int64(1)
 	for range 10 {
-		s.pollMail(now)
+		m.poll(now)
 		now += int64(mailTime)
 	}
 	if m.until != 0 {

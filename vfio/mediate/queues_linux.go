@@ -81,6 +81,7 @@ func newRings(n *node, l *link, log *slog.Logger) (_ *rings, err error) {
 		Raise: r.wake, Later: r.do,
 		// Done is not needed: the owner looks for the end of transfers whenever it wakes.
 		Written: n.wordsWritten, Mail: n.mailCame, Message: n.messageCame, Off: r.off, Log: log,
+		Refused: n.refused, Wanted: n.wanted, Called: n.called,
 	}
 	if b, ok := l.fn.(doorbell); ok {
 		cfg.Bell = func() error {
@@ -248,35 +249,40 @@ func (n *node) wordsWritten(slot int, va device.VA) {
 
 // mailCame looks into the mailbox of a process, or of all, or starts polling it.
 func (n *node) mailCame(box int) {
-	for i, s := range n.slots {
-		if s != nil && (box < 0 || box == device.MailboxProcess+i) {
-			if s.events() != nil {
-				s.mail.long = true
-				s.take()
-				continue
+	for _, s := range n.slots {
+		if s == nil {
+			continue
+		}
+		for m := range s.mails {
+			switch {
+			case box >= 0 && box != m.box:
+			case s.events() != nil:
+				m.long = true
+				m.take()
+			default:
+				m.due = true
+				n.m.loop.Heat(&s.process, n.m.Now())
 			}
-			s.mail.due = true
-			n.m.loop.Heat(&s.process, n.m.Now())
 		}
 	}
 }
 
 // messageCame passes on a message to a process.
 func (n *node) messageCame(box int, source uint64, words *[device.EntryWords]uint64) {
-	i := box - device.MailboxProcess
-	if i >= len(n.slots) || n.slots[i] == nil {
-		return
+	m := n.threads[box]
+	if i := box - device.MailboxProcess; i < len(n.slots) && n.slots[i] != nil {
+		m = &n.slots[i].mail
 	}
-	s, src := n.slots[i], mailbox.DecodeSource(source)
-	if src.Words < 1 || src.Words > device.EntryWords || len(s.mail.came) >= mostCame {
-		return // from a device that does not keep to the protocol
+	src := mailbox.DecodeSource(source)
+	if m == nil || src.Words < 1 || src.Words > device.EntryWords || len(m.came) >= mostCame {
+		return // it has ended, or the device does not keep to the protocol
 	}
-	m := attach.Mail{Source: src.Encode()}
-	copy(m.Words[:], words[:])
-	s.mail.came = append(s.mail.came, m)
-	s.take()
-	if r := s.events(); r != nil && len(s.mail.came) > device.MailboxDepth && !s.mail.held {
-		s.mail.held = true
+	came := attach.Mail{Source: src.Encode()}
+	copy(came.Words[:], words[:])
+	m.came = append(m.came, came)
+	m.take()
+	if r := m.slot.events(); r != nil && len(m.came) > device.MailboxDepth && !m.held {
+		m.held = true
 		r.Hold(box, true)
 	}
 }

@@ -178,5 +178,5 @@ func (e *entry) Done() {
 		}
 		e.rapf.Words[0] = r.Encode()
 	}
-	s.post(e.link, e.channel, &e.rapf)
+	s.post(e.link, &s.mail, e.channel, &e.rapf)
 }

@@ -37,6 +37,17 @@ func (d *DMA) ReadAside(addr uint64, p []byte) error { return d.access(touchAsid
 // WriteAside is like Write, by system calls as in ReadAside.
 func (d *DMA) WriteAside(addr uint64, p []byte) error { return d.access(touchAside, addr, p, true) }
 
+// Do calls f with size bytes of the client's memory at a DMA address, which must be of one mapping that
+// has a descriptor, and readable and writable. f must not keep them, and ends if a page is missing. Errors are those
+// of Read.
+func (d *DMA) Do(addr uint64, size int, f func(b []byte)) error {
+	c := d.conn.Load()
+	if c == nil {
+		return fmt.Errorf("DMA at %#x+%#x: %w", addr, size, ErrGone)
+	}
+	return c.space.do(addr, size, d.allowed, f)
+}
+
 func (d *DMA) access(by toucher, addr uint64, p []byte, write bool) error {
 	c := d.conn.Load()
 	err := ErrGone

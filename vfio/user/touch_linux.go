@@ -34,6 +34,35 @@ func touch(a *area, off uint64, p []byte, write bool) (err error) {
 	return nil
 }
 
+// do serves DMA.Do.
+func (s *space) do(addr uint64, size int, allowed func() error, f func(b []byte)) error {
+	by := func(a *area, off uint64, p []byte, _ bool) (err error) {
+		b, err := a.at(off, len(p))
+		if err != nil {
+			return err
+		} else if len(p) < size {
+			return ErrUnmapped // it spans mappings
+		}
+		old := debug.SetPanicOnFault(true)
+		defer func() {
+			debug.SetPanicOnFault(old)
+			if r := recover(); r != nil {
+				err = fmt.Errorf("%w: %v", ErrLost, r)
+			}
+		}()
+		f(b)
+		return nil
+	}
+	err := s.allows(addr, false)
+	if err == nil {
+		_, err = s.local(addr, make([]byte, size), true, allowed, by)
+	}
+	if err != nil {
+		return fmt.Errorf("DMA at %#x+%#x: %w", addr, size, err)
+	}
+	return nil
+}
+
 // touchAside is like touch, by a system call: when the call sleeps, the runtime gives its
 // processor to other goroutines, whereas a load that sleeps keeps it. It uses the file if it can.
 // A sleeping access through the mapping may hold the lock of this process's address space

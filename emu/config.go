@@ -7,6 +7,7 @@ import (
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/soc/link"
 	"github.com/exanet/pfd/soc/r5"
@@ -117,6 +118,12 @@ type Outside struct {
 type DMA interface {
 	Read(addr uint64, p []byte) error
 	Write(addr uint64, p []byte) error
+}
+
+// Words is memory for atomic operations, as view.Atomic describes it.
+type Words interface {
+	Do(op atomics.Op, at uint64, args *[atomics.MaxArgs]uint64) (values [atomics.MaxValues]uint64, ok bool)
+	PageIn(at uint64) error
 }
 
 // ErrConfig means that an engine cannot be built as configured.

@@ -93,12 +93,6 @@ type Tree struct {
 	UID uint32
 }
 
-// Words is memory for atomic operations, as view.Atomic describes it.
-type Words interface {
-	Do(op atomics.Op, at uint64, args *[atomics.MaxArgs]uint64) (values [atomics.MaxValues]uint64, ok bool)
-	PageIn(at uint64) error
-}
-
 // tree is a Tree of a node.
 type tree struct {
 	Tree

@@ -121,11 +121,12 @@ var valueModel = porcupine.Model{
 func TestHistories(t *testing.T) {
 	for _, k := range []struct {
 		name  string
+		make  maker
 		count int
 		loss  float64
-	}{{"live", 1000, 0}, {"messages are lost", 10, 0.02}} {
+	}{{"live", newRig, 1000, 0}, {"messages are lost", newRig, 10, 0.02}, {"vfio-user", newServedRig, 100, 0}} {
 		t.Run(k.name, func(t *testing.T) {
-			r := newRig(t, func(c *daemon.Config) { c.Link.Loss, c.Link.Seed = k.loss, 11 })
+			r := k.make(t, func(c *daemon.Config) { c.Link.Loss, c.Link.Seed = k.loss, 11 })
 			ends := []device.NodeID{0, 1, 0, 1}
 			threads := []*gsas.Thread{r.begin(0)}
 			for _, n := range ends[1:] {

@@ -3,8 +3,10 @@ package gsas_test
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,8 +16,10 @@ import (
 	"github.com/exanet/pfd/daemon"
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/gsas"
 	"github.com/exanet/pfd/rdma"
+	"github.com/exanet/pfd/soc/link"
 )
 
 // rig is a pfd with two nodes in this process.
@@ -31,7 +35,55 @@ func newRig(t testing.TB, change func(*daemon.Config)) *rig {
 	if change != nil {
 		change(&cfg)
 	}
-	m, err := daemon.Emulated(cfg)
+	return runRig(t, cfg)
+}
+
+// newServedRig is newRig with the nodes behind vfio-user sockets.
+func newServedRig(t testing.TB, change func(*daemon.Config)) *rig {
+	t.Helper()
+	cfg := daemon.Default()
+	if change != nil {
+		change(&cfg)
+	}
+	dir, err := os.MkdirTemp("", "nodes") // the test's own directory makes too long a socket path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s, err := serve.New(serve.Config{Nodes: cfg.Nodes, Link: cfg.Link})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- s.Run(ctx, dir, func() { close(ready) }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-done, s.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	<-ready
+	var sockets []string
+	for i := range cfg.Nodes {
+		sockets = append(sockets, serve.SocketPath(dir, i))
+	}
+	cfg.Socket, cfg.Device, cfg.Link = filepath.Join(dir, "pfd.sock"), daemon.DeviceVFIOUser+strings.Join(sockets, ","), link.Options{}
+	return runRig(t, cfg)
+}
+
+// maker makes a rig.
+type maker func(t testing.TB, change func(*daemon.Config)) *rig
+
+// onEach runs a test with the nodes in pfd and behind sockets.
+func onEach(t *testing.T, f func(t *testing.T, newRig maker)) {
+	t.Run("emu", func(t *testing.T) { f(t, newRig) })
+	t.Run("vfio-user", func(t *testing.T) { f(t, newServedRig) })
+}
+
+func runRig(t testing.TB, cfg daemon.Config) *rig {
+	t.Helper()
+	m, err := daemon.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +177,9 @@ func (r *rig) count(a gsas.Address, adds int, threads ...*gsas.Thread) {
 }
 
 // TestCounter: threads on two nodes add to words of both.
-func TestCounter(t *testing.T) {
+func TestCounter(t *testing.T) { onEach(t, counter) }
+
+func counter(t *testing.T, newRig maker) {
 	r := newRig(t, nil)
 	a := r.begin(0)
 	b := r.join(1, a)
@@ -143,14 +197,18 @@ func TestCounter(t *testing.T) {
 }
 
 // TestLoss: with a link that loses frames each operation is still done once.
-func TestLoss(t *testing.T) {
+func TestLoss(t *testing.T) { onEach(t, loss) }
+
+func loss(t *testing.T, newRig maker) {
 	r := newRig(t, func(c *daemon.Config) { c.Link.Loss, c.Link.Seed = 0.05, 7 })
 	a := r.begin(0)
 	b := r.join(1, a)
 	r.count(r.alloc(b, 0, 1, 0), 50, a, b)
 }
 
-func TestOperations(t *testing.T) {
+func TestOperations(t *testing.T) { onEach(t, operations) }
+
+func operations(t *testing.T, newRig maker) {
 	r := newRig(t, nil)
 	ctx := t.Context()
 	th := r.begin(1)
@@ -202,7 +260,9 @@ func TestOperations(t *testing.T) {
 }
 
 // TestErrors: what a thread may not do is an error that can be matched, and changes nothing.
-func TestErrors(t *testing.T) {
+func TestErrors(t *testing.T) { onEach(t, invalid) }
+
+func invalid(t *testing.T, newRig maker) {
 	r := newRig(t, func(c *daemon.Config) { c.GSASQuota = 64 * gsas.PageSize })
 	ctx := t.Context()
 	a, other := r.begin(0), r.begin(1)
@@ -279,7 +339,9 @@ func TestErrors(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 // TestFree: pages that come again are zero, where they were asked for.
-func TestFree(t *testing.T) {
+func TestFree(t *testing.T) { onEach(t, freed) }
+
+func freed(t *testing.T, newRig maker) {
 	r := newRig(t, nil)
 	ctx := t.Context()
 	a := r.begin(0)
@@ -313,7 +375,9 @@ func TestFree(t *testing.T) {
 
 // TestMap: words of the own node that the process changes by itself are those that threads see.
 // TestMemoryOfAnEndedTree: nothing stays in memory that a process has mapped when its tree has ended.
-func TestMemoryOfAnEndedTree(t *testing.T) {
+func TestMemoryOfAnEndedTree(t *testing.T) { onEach(t, memoryOfAnEndedTree) }
+
+func memoryOfAnEndedTree(t *testing.T, newRig maker) {
 	r := newRig(t, nil)
 	a := r.begin(0)
 	at := r.alloc(a, 0, 64, 0)
@@ -336,7 +400,9 @@ func TestMemoryOfAnEndedTree(t *testing.T) {
 	}
 }
 
-func TestMap(t *testing.T) {
+func TestMap(t *testing.T) { onEach(t, mapped) }
+
+func mapped(t *testing.T, newRig maker) {
 	r := newRig(t, nil)
 	a := r.begin(0)
 	b := r.join(1, a)
@@ -433,7 +499,9 @@ func TestEnd(t *testing.T) {
 }
 
 // TestEnds: operations end with their context, their thread and their attachment.
-func TestEnds(t *testing.T) {
+func TestEnds(t *testing.T) { onEach(t, ends) }
+
+func ends(t *testing.T, newRig maker) {
 	r := newRig(t, nil)
 	a := r.begin(0)
 	at := r.alloc(a, 1, 1, 0)

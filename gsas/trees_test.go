@@ -16,7 +16,9 @@ import (
 // TestInvariants: the threads of two trees on four nodes, each joined by one that the last one has told the
 // token, reach all pages of their own tree and none of the other's (003 §2.2.1, i to iii), also after the
 // roots have ended.
-func TestInvariants(t *testing.T) {
+func TestInvariants(t *testing.T) { onEach(t, invariants) }
+
+func invariants(t *testing.T, newRig maker) {
 	const nodes = 4
 	r := newRig(t, func(c *daemon.Config) { c.Nodes = nodes })
 	ctx := t.Context()
@@ -73,7 +75,9 @@ func TestInvariants(t *testing.T) {
 
 // TestFreeUnderLoad: when Free returns, no operation changes the page any more, and it is zero when it is
 // allocated again, although threads on both nodes write to it all the time until then.
-func TestFreeUnderLoad(t *testing.T) {
+func TestFreeUnderLoad(t *testing.T) { onEach(t, freeUnderLoad) }
+
+func freeUnderLoad(t *testing.T, newRig maker) {
 	r := newRig(t, nil)
 	ctx := t.Context()
 	a := r.begin(0)

@@ -45,6 +45,7 @@ func (m *Manager) SetPages(p atomics.Protection, first, pages, offset uint64) er
 	return m.eachRun(first, pages, func(r *regs, at uint64) {
 		r.write64(device.PL, device.PLGSASBack, offset+(at-first)*device.PageSize)
 		r.write64(device.PL, device.PLGSASEntry, device.GSASEntry{Protection: uint32(p), Present: true, Valid: true}.Encode())
+		r.arrived(device.PLGSASPage)
 	})
 }
 

@@ -88,7 +88,6 @@ var alone = map[string]string{
 	"TestMalformedAttachments":           "the same",
 	"TestLingering":                      "the same",
 	"TestLogFlood":                       "of pfd's log alone",
-	"TestTreeWhoseFileIsHeld":            "pages of trees elsewhere are discarded by pfd itself",
 }
 
 // Each test runs with all devices of the table, or is listed in alone.

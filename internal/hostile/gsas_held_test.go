@@ -57,8 +57,9 @@ func holdFile(t *testing.T, fd int) (release func()) {
 // A member of a tree keeps a write to the tree's memory from ending, which holds the inode lock of the
 // file. His pages come in as before, no other thread waits when he frees them and ends, and pfd can be
 // killed. His pages count until they have gone.
-func TestTreeWhoseFileIsHeld(t *testing.T) {
-	w := start(t)
+func TestTreeWhoseFileIsHeld(t *testing.T) { onEach(t, treeWhoseFileIsHeld) }
+
+func treeWhoseFileIsHeld(t *testing.T, w *world) {
 	b := w.bystander(attachOrder{})
 	v := newVictims(t, w)
 	ep, err := rdma.Attach(w.ctx(), rdma.Options{Socket: w.socket(), Group: "holder", Threads: true})

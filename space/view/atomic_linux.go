@@ -109,7 +109,7 @@ func Perform(op atomics.Op, b []byte, args *[atomics.MaxArgs]uint64) (values [at
 }
 
 // CanPerform reports whether the processor has all operations.
-func CanPerform() bool { return pairs() }
+func CanPerform() bool { return wide() }
 
 // perform performs an operation on the first of four words, or on as many as it accesses. The words
 // after these are not touched.

@@ -22,6 +22,7 @@ import (
 // tree is the memory of a tree of threads on one node: a file of atomics.RegionSize bytes. All calls that may sleep are made by its worker, one after the other.
 type tree struct {
 	fd     int
+	b      []byte // the worker's
 	place  int // of the DMA addresses
 	worker worker
 	over   bool
@@ -177,6 +178,9 @@ func (m *Machine) RemoveTree(node int, p atomics.Protection) {
 	t.worker.submit(n.m, &treeWork{
 		run: func() error {
 			err := os.NewSyscallError("close", unix.Close(t.fd))
+			if t.b != nil {
+				err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(t.b)))
+			}
 			if l != nil && l.pages != nil {
 				err = errors.Join(err, l.fn.UnmapDMA(t.address(0), atomics.RegionSize))
 			}
@@ -202,14 +206,16 @@ type treeWork struct {
 func (w *treeWork) Run()  { w.err = w.run() }
 func (w *treeWork) Done() { w.done(w.err) }
 
-// bringIn makes a page of a tree's file present. It may sleep.
-func (t *tree) bringIn(offset uint64) error {
-	for {
-		err := unix.Fallocate(t.fd, unix.FALLOC_FL_KEEP_SIZE, int64(offset), device.PageSize)
-		if !errors.Is(err, unix.EINTR) {
-			return os.NewSyscallError("fallocate", err)
+// bringIn makes a page of a tree's file present, by a mapping: unlike fallocate, that does not wait for a
+// process that keeps a write(2) to the file from ending. It may sleep.
+func (t *tree) bringIn(offset uint64) (err error) {
+	if t.b == nil {
+		if t.b, err = unix.Mmap(t.fd, 0, atomics.RegionSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
+			return os.NewSyscallError("mmap", err)
 		}
+		_ = unix.Madvise(t.b, unix.MADV_DONTDUMP)
 	}
+	return os.NewSyscallError("madvise", unix.Madvise(t.b[offset:][:device.PageSize], unix.MADV_POPULATE_WRITE))
 }
 
 // mapNow maps a page of a tree for a device.

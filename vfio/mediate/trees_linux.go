@@ -23,7 +23,7 @@ import (
 type tree struct {
 	fd     int
 	b      []byte // the worker's
-	place  int // of the DMA addresses
+	place  int    // of the DMA addresses
 	worker worker
 	over   bool
 }

@@ -87,7 +87,7 @@ func (a *app) hostCommand(more ...*cobra.Command) *cobra.Command {
 		}
 		return a.flush(t, hostTrouble(&r))
 	})
-	more = append(more, a.drainCommand(), a.cutCommand())
+	more = append(more, a.drainCommand(), a.cutCommand(), a.hostInitCommand(), a.hostAddCommand())
 	return a.object("host", "Show the links to other hosts", "[HOST]", l.names(), once(a.hostWords()), nil, show, more...)
 }
 

@@ -12,7 +12,7 @@ ARCH=$($GO env GOARCH)
 STAGE=$(mktemp -d)
 trap 'rm -rf "$STAGE"' EXIT
 mkdir "$STAGE/man"
-for program in pfd exanetctl; do
+for program in pfd exanet-hostd exanetctl; do
 	cp "bin/$program" "$STAGE/"
 	if command -v strip >/dev/null; then strip --strip-unneeded "$STAGE/$program"; fi
 done

@@ -102,7 +102,7 @@ func TestInstallAndRemove(t *testing.T) {
 	dpkg("--install", deb)
 	got := files(t, sys)
 	for _, want := range []string{
-		"usr/sbin/pfd", "usr/bin/pfd", "usr/bin/exanetctl", "usr/lib/sysusers.d/exanet.conf", "usr/share/exanet/prometheus/pfd.rules.yml", "usr/share/exanet/systemd/metrics.conf", "etc/exanet/pfd.toml", "usr/lib/systemd/system/pfd.service", "usr/lib/sysusers.d/exanet.conf",
+		"usr/sbin/pfd", "usr/sbin/exanet-hostd", "usr/lib/systemd/system/exanet-hostd.service", "usr/share/man/man8/exanet-hostd.8.gz", "usr/bin/pfd", "usr/bin/exanetctl", "usr/lib/sysusers.d/exanet.conf", "usr/share/exanet/prometheus/pfd.rules.yml", "usr/share/exanet/systemd/metrics.conf", "etc/exanet/pfd.toml", "usr/lib/systemd/system/pfd.service", "usr/lib/sysusers.d/exanet.conf",
 		"usr/share/man/man8/pfd.8.gz", "usr/share/man/man1/exanetctl.1.gz", "usr/share/man/man1/exanetctl-domain-grant.1.gz",
 		"usr/share/man/man7/exanet.7.gz", "usr/share/man/man5/pfd.toml.5.gz", "usr/share/doc/exanet/changelog.gz", "usr/share/doc/exanet/examples/kubernetes/pfd.yaml",
 		"usr/share/doc/exanet/examples/putget/main.go", "usr/share/doc/exanet/v1.schema.json", "usr/share/exanet/wireshark/exanet.lua", "usr/share/exanet/slurm/prolog",

@@ -201,6 +201,13 @@ func TestServiceUnderSystemd(t *testing.T) {
 		}
 	})
 
+	m.step("with other hosts", func(t *testing.T) {
+		m.put("/etc/exanet/pfd.toml", "timeout-us = 12345\n")
+		m.hosts(t)
+		m.put("/etc/exanet/pfd.toml", "timeout-us = 12345\nnodes = 3\n")
+		m.run("systemctl", "restart", "pfd")
+	})
+
 	m.step("watched", func(t *testing.T) {
 		pid, fed := m.show("MainPID"), m.show("WatchdogTimestampMonotonic")
 		m.until("pfd feeds the watchdog", func() bool { return m.show("WatchdogTimestampMonotonic") != fed })

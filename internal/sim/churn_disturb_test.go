@@ -46,6 +46,16 @@ func (c *churn) disturb() {
 	}
 }
 
+// part takes a link down for a while. Nodes are told early or late, also that it is up again.
+func (c *churn) part() {
+	a, n := c.linkRng.IntN(len(c.World.nodes)), len(c.World.nodes)
+	b := (a + 1 + c.linkRng.IntN(n-1)) % n
+	late := func() int64 { return c.linkRng.Int64N(2) * c.linkRng.Int64N(1e6) }
+	c.Parts++
+	c.World.Part(a, b, true, late)
+	c.World.after(c.linkRng.Int64N(2)*c.linkRng.Int64N(400e6)+c.linkRng.Int64N(5e6), func() { c.World.Part(a, b, false, late) })
+}
+
 // abort aborts a transfer in flight.
 func (c *churn) abort() {
 	for range 4 {

@@ -44,8 +44,10 @@ type churn struct {
 	windowRng *rand.Rand                  // nil: the seed has no memory windows
 	guests    map[guestAccess]device.PDID // writes in flight that only a window admitted: of whom
 
+	linkRng *rand.Rand // nil: the links are never down
+
 	// Events that the scenario met, for its test.
-	Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Writes, Complete, Opened, Guests int
+	Parts, Kills, Powers, Resets, Aborts, Withdrawn, Replayed, Writes, Complete, Opened, Guests int
 }
 
 // errChurn reports a forbidden byte, acknowledgement or silence.
@@ -150,6 +152,12 @@ func newChurn(seed uint64, queues bool) (*churn, error) {
 	if hasWindows(seed) {
 		c.windowRng = rand.New(rand.NewPCG(seed, 4))
 	}
+	if seed%4 == 3 {
+		c.linkRng = rand.New(rand.NewPCG(seed, 5))
+		for range c.linkRng.IntN(8) {
+			w.after(c.linkRng.Int64N(churnSteps*200_000), c.part)
+		}
+	}
 	for i := range w.nodes {
 		for k := range 2 {
 			s := &seat{node: i, uid: 1000}
@@ -226,6 +234,9 @@ func (c *churn) over(m *move, done uint32, status uint8) {
 		m.from.place[m.place] = false
 	}
 	if done != device.DoneCompleted {
+		if status == device.StatusLimit {
+			c.wrong("transfer %d fails for its attempts, and no node is silent for so long", m.id)
+		}
 		return
 	}
 	c.Complete++

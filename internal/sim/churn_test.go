@@ -23,9 +23,9 @@ func runChurn(seed uint64, queues bool) (c *churn, err error) {
 }
 
 // met returns the names and counts of the events of a scenario.
-func (c *churn) met() [10]row {
+func (c *churn) met() [11]row {
 	return [...]row{
-		{"processes ended", c.Kills}, {"nodes lost power", c.Powers}, {"nodes reset", c.Resets}, {"transfers aborted", c.Aborts},
+		{"links down for a while", c.Parts}, {"processes ended", c.Kills}, {"nodes lost power", c.Powers}, {"nodes reset", c.Resets}, {"transfers aborted", c.Aborts},
 		{"rights changed", c.Withdrawn}, {"frames came again", c.Replayed}, {"accesses landed", c.Writes}, {"transfers complete", c.Complete},
 		{"windows opened", c.Opened}, {"accesses by a window alone", c.Guests},
 	}
@@ -46,7 +46,7 @@ func TestChurn(t *testing.T) {
 
 func testChurn(t *testing.T, first, count uint64, queues bool) {
 	var mu sync.Mutex
-	var sum [10]row
+	var sum [11]row
 	err := runSeeds(first, count, runtime.GOMAXPROCS(0), func(seed uint64) error {
 		c, err := runChurn(seed, queues)
 		if err != nil {

@@ -17,6 +17,33 @@ func (n *Node) Disturb(inj link.Injection) { n.link.Inject(inj) }
 // Cut makes the node's links lose every frame from now on, or none.
 func (n *Node) Cut(down bool) { n.cut = down }
 
+// Part takes the link between the hosts of two nodes down, or up again: while it is down it loses every
+// frame. Each node is told (soc.LinkReady) after up to late ns.
+func (w *World) Part(a, b int, down bool, late func() int64) {
+	pair := [2]int{min(a, b), max(a, b)}
+	if w.parted == nil {
+		w.parted = map[[2]int]int{}
+	}
+	if down {
+		w.parted[pair]++
+	} else {
+		w.parted[pair]--
+	}
+	for _, k := range [][2]int{{a, b}, {b, a}} {
+		w.after(late(), func() { w.nodes[k[0]].linkReady(k[1]) })
+	}
+}
+
+// linkReady tells the node the state of the link to another host's node.
+func (n *Node) linkReady(other int) {
+	n.Event(&soc.Event{Kind: soc.LinkReady, Destination: uint64(other), OK: !n.world.apart(int(n.id), other)})
+}
+
+// apart reports whether the link between two nodes is down.
+func (w *World) apart(a, b int) bool {
+	return len(w.parted) > 0 && w.parted[[2]int{min(a, b), max(a, b)}] > 0
+}
+
 // CutLink makes one link of the topology, in both directions, lose every frame from now on, or none. It
 // reports whether the topology has the link.
 func (w *World) CutLink(a, b int, down bool) (found bool) {
@@ -58,7 +85,14 @@ func (n *Node) Restart() error {
 }
 
 // Power cuts the node's power, and restores it: it is in its reset state until Restart.
-func (n *Node) Power() { n.power() }
+func (n *Node) Power() {
+	n.power()
+	for other := range n.world.nodes {
+		if n.world.apart(int(n.id), other) {
+			n.linkReady(other)
+		}
+	}
+}
 
 // Reset resets the node by its register CTRL: it does nothing until Restart.
 func (n *Node) Reset() { _ = n.Window(device.PL).Write32(device.PLCtrl, device.CtrlReset) }

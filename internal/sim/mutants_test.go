@@ -33,6 +33,8 @@ const (
 	endFile   = "daemon/domain/destroy.go"
 	closeFile = "daemon/domain/windows.go"
 	regsFile  = "soc/registers.go"
+	linkFile  = "soc/r5/links.go"
+	readyFile = "soc/r5/ready.go"
 )
 
 var all = slices.Concat(treeMutants, []mutants.Mutant{
@@ -102,6 +104,14 @@ var all = slices.Concat(treeMutants, []mutants.Mutant{
 		mutants.In(recvFile, "(h.ID == f.ID || h.Epoch != f.Epoch)", "(h.ID == f.ID || h.Epoch != f.Epoch) && !M")),
 	mutants.Of("a receiver that knows lives by the order of their epochs",
 		mutants.In(recvFile, "	case s.link != 0 && f.Epoch == s.epoch:\n", "	case M && s.link != 0 && s.epoch-f.Epoch < 1<<31 && f.Epoch != s.epoch:\n		return nil\n	case s.link != 0 && f.Epoch == s.epoch:\n")),
+	mutants.Of("frames of a former life accepted",
+		mutants.In(recvFile, "	case s.link != 0 && f.Epoch == s.epoch:\n		if f.Link == s.link {\n", "	case s.link != 0 && (M || f.Epoch == s.epoch):\n		if M || f.Link == s.link {\n")),
+	mutants.Of("LinkReady lost: nothing that waited is sent",
+		mutants.In(linkFile, "	for id := p.held.head; id >= 0; id = p.held.head {\n", "	for id := p.held.head; id >= 0 && !M; id = p.held.head {\n")),
+	mutants.Of("LinkReady lost: transfers that waited do not go on",
+		mutants.In(linkFile, "	fw.resume(p)\n", "	if !M {\n		fw.resume(p)\n	}\n")),
+	mutants.Of("attempts counted while the link is down",
+		mutants.In(readyFile, "	p := fw.paths[t.node]\n	if p == nil || !p.full {\n		return false\n", "	p := fw.paths[t.node]\n	if p == nil || !p.full || M {\n		return false\n")),
 	mutants.Of("the FIFO's check for doubles outlives a node's life",
 		mutants.In(recvFile, "	e.cfg.RX.Forget(f.SrcNode)\n", "	if !M {\n		e.cfg.RX.Forget(f.SrcNode)\n	}\n")),
 	mutants.Of("pieces of a read's last block dropped after a fault of its words",

@@ -68,7 +68,8 @@ type World struct {
 	sent     uint64   // number of frames
 	observer Observer // may be nil
 	dir      *domain.Directory
-	net      *network // nil: each node has a link to each
+	net      *network       // nil: each node has a link to each
+	parted   map[[2]int]int // links that are down (Part), by their nodes
 }
 
 // front stands between a node and its driver: queues in memory.
@@ -381,7 +382,7 @@ func (n *Node) tick() {
 func (n *Node) transmit(f *wire.Frame) {
 	w := n.world
 	dst := int(f.DstNode)
-	if dst >= len(w.nodes) || dst != int(n.id) && (n.cut || w.nodes[dst].cut) {
+	if dst >= len(w.nodes) || dst != int(n.id) && (n.cut || w.nodes[dst].cut || w.apart(int(n.id), dst)) {
 		w.pool.Put(f)
 		return
 	}

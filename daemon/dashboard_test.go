@@ -39,11 +39,13 @@ func series(t *testing.T) map[string]map[string]map[string]bool {
 	t.Helper()
 	file := spool.New(os.Stderr, 1)
 	t.Cleanup(func() { file.Close(0) })
-	d, client, _ := startEngine(t, func(c *Config) {
+	d, client, ctx := startEngine(t, func(c *Config) {
+		c.FirstPDID, c.LastPDID = 1, 0xff
 		c.LogLimit, c.LogFile = logs.New(file, logs.Options{}), file
 		c.Record, c.Trace = filepath.Join(t.TempDir(), "r"), filepath.Join(t.TempDir(), "t")
 	})
 	selfWrite(t, client.Socket())
+	linkHost(ctx, t, client)
 	text := metrics(t, d)
 	p := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := p.TextToMetricFamilies(strings.NewReader(text))
@@ -171,10 +173,12 @@ func TestDashboardByPrometheus(t *testing.T) {
 	needPrometheus(t, "prometheus")
 	file := spool.New(os.Stderr, 1)
 	t.Cleanup(func() { file.Close(0) })
-	d, client, _ := startEngine(t, func(c *Config) {
+	d, client, ctx := startEngine(t, func(c *Config) {
 		c.LogLimit, c.LogFile = logs.New(file, logs.Options{}), file
 		c.MetricsListen = "127.0.0.1:0"
+		c.FirstPDID, c.LastPDID = 1, 0xff
 	})
+	linkHost(ctx, t, client)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
 	if err := os.WriteFile(config, fmt.Appendf(nil, "scrape_configs: [{job_name: pfd, scrape_interval: 1s, static_configs: [{targets: [%q]}]}]", d.metricsTCP.Addr()), 0o644); err != nil {

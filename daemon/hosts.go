@@ -70,7 +70,6 @@ func (h *hosts) changed(host string, up bool) {
 	if up {
 		state = link.Up
 	}
-	h.log.Info("link to another host", "host", host, "state", state)
 	select {
 	case h.changes <- handover.State{Host: host, State: string(state)}:
 	default:

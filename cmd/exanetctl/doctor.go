@@ -78,9 +78,10 @@ type facts struct {
 
 	Provider string // file of the libfabric provider; "" if there is none
 
-	Socket     string // control socket
-	Daemon     error  // why pfd does not answer
-	DaemonText string // description of pfd if it answers
+	Socket     string         // control socket
+	Daemon     error          // why pfd does not answer
+	DaemonText string         // description of pfd if it answers
+	Hosts      *control.Hosts // links to other hosts; nil: pfd does not answer
 }
 
 func (f facts) cap(n uint) bool { return f.Caps&(1<<n) != 0 }
@@ -115,7 +116,34 @@ func (f facts) judge() []check {
 	}
 	checks = append(checks, f.userfaultfd(), f.bpf(), f.vfio(), f.uio(), f.memlock())
 	checks = append(checks, f.folios()...)
-	return append(checks, f.libfabric(), f.daemon())
+	checks = append(checks, f.libfabric(), f.daemon())
+	if h := f.Hosts; h != nil && (h.Hostd || h.Cluster != "" || h.Refused != "") {
+		checks = append(checks, hostsCheck(h))
+	}
+	return checks
+}
+
+// hostsCheck checks the links to other hosts.
+func hostsCheck(h *control.Hosts) check {
+	c := check{Name: "hosts", Verdict: verdictOK, Need: "transfers to other hosts"}
+	var away []string
+	for i := range h.Hosts {
+		if s := h.Hosts[i].State; s != control.HostUp {
+			away = append(away, h.Hosts[i].Name+" "+s)
+		}
+	}
+	switch {
+	case h.Refused != "":
+		c.Verdict, c.Found, c.Remedy = verdictWarning, "a table of hosts that pfd refuses", h.Refused
+	case !h.Hostd:
+		c.Verdict, c.Found, c.Remedy = verdictWarning, "no exanet-hostd", "start it: systemctl start exanet-hostd; until then no link is made anew"
+	case len(away) > 0:
+		c.Verdict, c.Found = verdictWarning, strings.Join(away, ", ")
+		c.Remedy = "exanetctl host -o wide shows the last error of each link"
+	default:
+		c.Found = fmt.Sprintf("%d other hosts, all links up", len(h.Hosts))
+	}
+	return c
 }
 
 func (f facts) libfabric() check {
@@ -347,6 +375,9 @@ func (a *app) askDaemon(cmd *cobra.Command, f *facts) {
 		return
 	}
 	f.DaemonText = fmt.Sprintf("pfd %s on %s, %s", s.DaemonVersion, f.Socket, s.State)
+	if h, err := c.Hosts(cmd.Context()); err == nil {
+		f.Hosts = &h
+	}
 }
 
 func (a *app) printReport(r report) error {

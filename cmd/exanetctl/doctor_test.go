@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/folios"
 )
 
@@ -21,6 +22,11 @@ func well() facts {
 		FoliosShared: folios.Setting{Known: true, Sizes: "64 KiB"}, FoliosPrivate: folios.Setting{Known: true, Sizes: "64 KiB"}, DaemonText: "pfd 1 on /run/s, ready",
 		Provider: "/usr/lib/x86_64-linux-gnu/libfabric/libexanet-fi.so",
 	}
+}
+
+// linked is the answer of a pfd with another host.
+func linked(state string) *control.Hosts {
+	return &control.Hosts{Cluster: "lab", Self: "a", Hostd: true, Hosts: []control.Host{{Name: "b", State: state}}}
 }
 
 func TestJudge(t *testing.T) {
@@ -77,6 +83,10 @@ func TestJudge(t *testing.T) {
 		{"folios of 2 MiB, too", "folios", verdictOK, "", func(f *facts) { f.FoliosShared.Huge = true }},
 		{"an old kernel has no folios", "folios", verdictLater, "6.11", func(f *facts) { f.FoliosShared = folios.Setting{} }},
 		{"no provider", "libfabric", verdictLater, "libexanet-fi", func(f *facts) { f.Provider = "" }},
+		{"hosts", "hosts", verdictOK, "", func(f *facts) { f.Hosts = linked(control.HostUp) }},
+		{"a host that is away", "hosts", verdictWarning, "exanetctl host", func(f *facts) { f.Hosts = linked(control.HostUnreachable) }},
+		{"no exanet-hostd", "hosts", verdictWarning, "systemctl start exanet-hostd", func(f *facts) { f.Hosts = linked(control.HostUp); f.Hosts.Hostd = false }},
+		{"a table that is refused", "hosts", verdictWarning, "nodes 0-1", func(f *facts) { f.Hosts = linked(control.HostUp); f.Hosts.Refused = "nodes 0-1" }},
 		{"no daemon", "daemon", verdictWarning, "pfd --nodes 2 --socket PATH", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "" }},
 		{"no daemon on a socket", "daemon", verdictWarning, "pfd --nodes 2 --socket /run/x", func(f *facts) { f.Daemon, f.Socket = errors.New("not there"), "/run/x" }},
 	} {

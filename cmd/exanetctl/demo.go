@@ -27,6 +27,7 @@ import (
 // counters in its last line come from pfd.
 func (a *app) demoCommand() *cobra.Command {
 	var bin string
+	var hosts int
 	var link struct {
 		delay time.Duration
 		loss  float64
@@ -43,9 +44,22 @@ func (a *app) demoCommand() *cobra.Command {
 					args = append(args, "--"+f.Name, f.Value.String())
 				}
 			})
-			return a.demo(cmd.Context(), bin, args)
+			if bin == "" {
+				bin = filepath.Dir(besideThis("exanetctl"))
+			}
+			switch hosts {
+			case 1:
+				return a.demo(cmd.Context(), bin, args)
+			case 2:
+				if len(args) > 0 {
+					return usagef("--hosts 2: the --link- flags are for the links within one pfd")
+				}
+				return a.demoHosts(cmd.Context(), bin)
+			}
+			return usagef("--hosts %d: want 1 or 2", hosts)
 		},
 	}
+	c.Flags().IntVar(&hosts, "hosts", 1, "1, or 2: two machines as network namespaces, and a cable between them that is cut")
 	c.Flags().StringVar(&bin, "bin", "", "directory of the programs (default that of this program)")
 	config.Link(c.Flags(), &link.delay, &link.loss, &link.seed)
 	return c
@@ -57,16 +71,13 @@ var demoLive = []string{"write", "--size", "64MiB", "--parallel", "6", "--policy
 // demo is the state of a running demo.
 type demo struct {
 	*app
-	ctl    string // path of exanetctl
-	socket string
-	pfd    *control.Client
-	bytes  int // number of bytes that arrived and were checked
+	ctl   string            // path of exanetctl
+	names map[string]string // replaced in command lines
+	pfd   *control.Client
+	bytes int // number of bytes that arrived and were checked
 }
 
 func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
-	if bin == "" {
-		bin = filepath.Dir(besideThis("exanetctl"))
-	}
 	// pfd ends with the thread that started it (workload.StartDaemon).
 	runtime.LockOSThread()
 	d := &demo{app: a, ctl: filepath.Join(bin, "exanetctl")}
@@ -87,13 +98,13 @@ func (a *app) demo(ctx context.Context, bin string, args []string) (err error) {
 			err = fmt.Errorf("demo: interrupted: %w", context.Cause(ctx))
 		}
 	}()
-	d.socket = p.Socket()
-	if d.pfd, err = control.New(d.socket); err != nil {
+	d.names = map[string]string{"$SOCKET": p.Socket()}
+	if d.pfd, err = control.New(p.Socket()); err != nil {
 		return err
 	}
 	defer d.pfd.Close()
 	d.say("$ %s &", strings.Join(p.Command(), " "))
-	d.say("$ export SOCKET=%s", d.socket)
+	d.say("$ export SOCKET=%s", p.Socket())
 	d.say("\nAn RDMA write into absent memory of another process:")
 	if err := d.show(ctx, "write", "--size", "1MiB", "--count", "10", "--dst", "absent", "--policy", "pa", "--socket", "$SOCKET"); err != nil {
 		return err
@@ -141,7 +152,9 @@ func (d *demo) command(ctx context.Context, args ...string) *exec.Cmd {
 	d.say("$ %s %s", d.ctl, strings.Join(args, " "))
 	run := slices.Clone(args)
 	for i, arg := range run {
-		run[i] = strings.ReplaceAll(arg, "$SOCKET", d.socket)
+		if v, ok := d.names[arg]; ok {
+			run[i] = v
+		}
 	}
 	c := exec.CommandContext(ctx, d.ctl, run...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }

@@ -9,7 +9,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo auto || echo false)
 # No path of this machine stands in them: packages are the same wherever they are made.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS)
 
-TESTS = test guests guests-race check seeds mutants faultpoints soak mpi loaded race hostd-race
+TESTS = test guests guests-race check seeds mutants faultpoints soak mpi hosts loaded race hostd-race
 
 .PHONY: $(TESTS) all build demo bench mpi-bench pgo pictures fuzz clean setup c generate man completion deb
 
@@ -59,6 +59,10 @@ soak:
 	PFD_SOAK=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v -run '$(SOAK)' $(SOAKS)
 SOAK ?= TestJudges$$|TestUrgentAndLargeTransfers$$|TestHolesInSharedMemory$$|TestMessageStorm$$|TestWindowWithdrawnUnderLoad$$|TestRingPingPong$$|TestNothingIsLeft$$|TestSpans$$|TestSimulation$$
 SOAKS ?= ./internal/tracing ./internal/hostile ./rdma ./stream
+
+# Hosts as network namespaces, longer than in CI: 1,000 cuts, stops of 30 s, 10,000 writes and reads.
+hosts:
+	PFD_HOSTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v ./internal/hosts
 
 # MPI programs over the libfabric provider, to their ends: not in CI. setup.sh mpi installs them.
 mpi: SETUP += mpi

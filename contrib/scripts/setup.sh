@@ -19,9 +19,10 @@
 #   libfabric-dev, openmpi-bin, libopenmpi-dev, lammps
 #                   the libfabric provider, and MPI programs that use it (internal/mpi):
 #                   40 MB to fetch
-#   munge, slurmctld, slurmd, slurm-client, iproute2
+#   munge, slurmctld, slurmd, slurm-client
 #                   a Slurm of a test's own (internal/mpi); with CI set, or as setup.sh mpi,
 #                   for on a machine of somebody's munge starts a server
+#   iproute2        networks of several hosts (internal/netns, internal/hosts)
 #   redis-tools     clients for exanetctl dht serve (cmd/exanetctl)
 #   chromium-headless-shell  a browser for exanetctl ui: 64 MB to fetch and 220 MB on
 #                   disk, half of what the one with a screen takes; any Chromium does
@@ -110,6 +111,7 @@ if [ -n "${1:-}" ]; then
 	command -v mpirun >/dev/null 2>&1 || need="$need openmpi-bin"
 	command -v mpicc >/dev/null 2>&1 || need="$need libopenmpi-dev"
 	command -v lmp >/dev/null 2>&1 || need="$need lammps"
+	command -v ip >/dev/null 2>&1 || [ -x /usr/sbin/ip ] || need="$need iproute2"
 	command -v redis-benchmark >/dev/null 2>&1 || need="$need redis-tools"
 fi
 if [ "${1:-}" = mpi ]; then
@@ -121,7 +123,6 @@ if [ "${1:-}" = mpi ] || [ -n "${1:+${CI:-}}" ]; then
 	command -v slurmctld >/dev/null 2>&1 || [ -x /usr/sbin/slurmctld ] || need="$need slurmctld"
 	command -v slurmd >/dev/null 2>&1 || [ -x /usr/sbin/slurmd ] || need="$need slurmd"
 	command -v srun >/dev/null 2>&1 || need="$need slurm-client"
-	command -v ip >/dev/null 2>&1 || [ -x /usr/sbin/ip ] || need="$need iproute2"
 fi
 if [ "${1:-}" = guests ]; then
 	[ -e /usr/include/infiniband/verbs.h ] || need="$need libibverbs-dev"

@@ -1,0 +1,3 @@
+// Package hosts tests pfds of several hosts, which are network namespaces, with an exanet-hostd
+// each.
+package hosts

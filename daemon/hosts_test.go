@@ -50,7 +50,7 @@ func hostsUntil(ctx context.Context, t *testing.T, c *control.Client, what strin
 	}
 }
 
-// linkHost gives a pfd with nodes 0 and 1 and PDIDs 1 to 0xff a table with another host. There are
+// linkHost sends a pfd, whose nodes are 0 and 1 and whose PDIDs are 1 to 0xff, a table with another host. There are
 // metrics of links then.
 func linkHost(ctx context.Context, t *testing.T, c *control.Client) {
 	t.Helper()

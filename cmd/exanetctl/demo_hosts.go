@@ -16,6 +16,7 @@ import (
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/netns"
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/internal/workload"
 	"github.com/exanet/pfd/link/hosts"
 )
@@ -111,7 +112,7 @@ func (d *hostsDemo) start(ctx context.Context) error {
 		return err
 	}
 	groups := filepath.Join(d.dir, "groups")
-	if err := os.WriteFile(groups, fmt.Appendf(nil, "%d %s %#x\n", os.Getuid(), demoGroup, demoPDID), 0o600); err != nil {
+	if err := outfile.Write(groups, fmt.Appendf(nil, "%d %s %#x\n", os.Getuid(), demoGroup, demoPDID)); err != nil {
 		return err
 	}
 	d.say("Two machines, a (%v) and b (%v), each with a pfd that has no network and an exanet-hostd\nthat has; between the machines TLS:", d.hosts[0].machine.Addr(), d.hosts[1].machine.Addr())

@@ -16,7 +16,7 @@ import (
 	"github.com/exanet/pfd/rdma"
 )
 
-// A listener on the cable sees nothing of what is written or said, except without TLS.
+// A listener on the cable sees no byte of a write, except without TLS.
 func TestNothingIsPlain(t *testing.T) {
 	for _, tls := range []string{"on", "off"} {
 		t.Run("tls "+tls, func(t *testing.T) {

@@ -15,10 +15,10 @@ func (e *Engine) takes(c *call) bool {
 		c.slot.apart++
 		c.slot.starved = c.slot.starved && !c.pagesIn()
 	case c.atomic != nil:
-		if !e.threads.Take(c.user(), c.atomic.tree.apart == 0) {
+		if !e.threads.Take(c.user(), c.atomic.tree.owner.apart == 0) {
 			return false
 		}
-		c.atomic.tree.apart++
+		c.atomic.tree.owner.apart++
 	default:
 		e.threads.Charge(noUser)
 	}
@@ -36,7 +36,7 @@ func (e *Engine) spend(c *call) {
 	case c.slot != nil:
 		c.slot.apart++
 	case c.atomic != nil:
-		c.atomic.tree.apart++
+		c.atomic.tree.owner.apart++
 	}
 	c.charged = true
 }
@@ -46,7 +46,7 @@ func (e *Engine) giveBack(c *call) {
 	c.charged = false
 	e.threads.Give(c.user())
 	if c.atomic != nil {
-		c.atomic.tree.apart--
+		c.atomic.tree.owner.apart--
 	}
 	s := c.slot
 	if s == nil {

@@ -49,7 +49,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Log, pool: new(wire.Pool), base: time.Now(),
-		slowUsers: map[uint32]int64{}, unseenUsers: map[uint32]int64{}, lateOf: map[uint32]int{}, threads: threads.New(), held: turnstile.New(),
+		slowUsers: map[uint32]int64{}, unseenUsers: map[uint32]int64{}, owners: map[uint32]*treeOwner{}, lateOf: map[uint32]int{}, threads: threads.New(), held: turnstile.New(),
 	}
 	e.apart.owner = &e.thread
 	var err error

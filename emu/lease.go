@@ -18,6 +18,10 @@ func (e *Engine) own() bool {
 // over by making it even, and then the goroutine that it starts owns all of the engine's state.
 func (e *Engine) perform(c *call) bool {
 	for c != nil {
+		if c.step == space.Mapped && !e.stillTouches(c) {
+			c = e.untouched(c)
+			continue
+		}
 		e.current = c
 		held := e.lease.Add(1)
 		if e.parked.Load() && e.parked.CompareAndSwap(true, false) {

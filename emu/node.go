@@ -46,6 +46,7 @@ type node struct {
 	slots        [device.Slots]*slot
 	threads      [device.Interfaces]thread    // by interface, 32..63
 	trees        map[atomics.Protection]*tree // with Outside.Words made by the first operation
+	held         held
 	accesses     Accesses
 	outside      Outside
 	sleepers     [device.Slots]sleeper // of the memory that the driver's tables name
@@ -98,11 +99,51 @@ type tree struct {
 	Tree
 	protection atomics.Protection
 	present    map[uint64]*pageSet // by the number of its first page
-	apart      int                 // calls that are made apart
-	waiting    []*call             // page-ins that wait for one of these
+	owner      *treeOwner
+}
+
+// treeOwner accounts for the operations on the memory of all trees of a user, on all nodes.
+type treeOwner struct {
+	trees   int     // and nodes that have memory of them
+	apart   int     // calls that are made apart
+	waiting []*call // page-ins that wait for one of these
 
 	sleeper
-	unseenUntil int64 // in the time of Now: its memory is not touched
+	unseenUntil int64 // in the time of Now: the memory is not touched
+}
+
+// holder is whoever an operation counts for: a user, or a tree that has no memory on the node yet.
+type holder struct {
+	uid  uint32
+	tree atomics.Protection
+}
+
+// held counts operations of a node that do not end at once: those of the driver, and those whose page is
+// brought in apart.
+type held struct {
+	by    map[holder]int
+	all   int
+	calls map[uint32]holder // of the driver, by their ID
+}
+
+// take reports whether one more of a holder may be held: it may have half of what others leave.
+func (l *held) take(h holder) bool {
+	if l.by[h] >= gsas.InFlight-l.all {
+		return false
+	}
+	if l.by == nil {
+		l.by, l.calls = map[holder]int{}, map[uint32]holder{}
+	}
+	l.by[h]++
+	l.all++
+	return true
+}
+
+func (l *held) give(h holder) {
+	l.all--
+	if l.by[h]--; l.by[h] == 0 {
+		delete(l.by, h)
+	}
 }
 
 // pageSet has a bit for each of setPages pages that have been brought in. One that has been punched
@@ -117,7 +158,8 @@ type operation struct {
 	tree   *tree
 	values [atomics.MaxValues]uint64
 	hit    bool
-	tries  int // page-ins
+	held   bool // it counts in the node's held
+	tries  int  // page-ins
 }
 
 // Accesses counts how a node reached processes' memory.

@@ -1,6 +1,7 @@
 package emu
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/exanet/pfd/device/atomics"
@@ -13,14 +14,24 @@ import (
 // that no page of the tree is valid, or busy (GSAS_ENTRY). On the owning goroutine.
 func (e *Engine) SetTree(node int, p atomics.Protection, t *Tree) {
 	n := e.nodes[node]
-	if t == nil {
+	if old := n.trees[p]; old != nil {
+		old.owner.trees--
 		delete(n.trees, p)
+	}
+	if t == nil {
 		return
 	}
 	if n.trees == nil {
 		n.trees = map[atomics.Protection]*tree{}
 	}
-	n.trees[p] = &tree{Tree: *t, protection: p, present: map[uint64]*pageSet{}, unseenUntil: e.unseenUsers[t.UID]}
+	maps.DeleteFunc(e.owners, func(_ uint32, o *treeOwner) bool { return o.trees == 0 && o.slowUntil <= e.clock.seen })
+	o := e.owners[t.UID]
+	if o == nil {
+		o = &treeOwner{unseenUntil: e.unseenUsers[t.UID]}
+		e.owners[t.UID] = o
+	}
+	o.trees++
+	n.trees[p] = &tree{Tree: *t, protection: p, present: map[uint64]*pageSet{}, owner: o}
 }
 
 // OnCall makes the engine call f with each operation of a thread that is for the driver
@@ -31,9 +42,14 @@ func (e *Engine) OnCall(f func(node int, c atomics.Call)) { e.onCall = f }
 // AnswerCall answers an operation that is for the driver. An unknown id is ignored. On the owning
 // goroutine.
 func (e *Engine) AnswerCall(node int, id uint32, s atomics.Status, values ...uint64) {
+	n := e.nodes[node]
+	if h, ok := n.held.calls[id]; ok {
+		delete(n.held.calls, id)
+		n.held.give(h)
+	}
 	ev := soc.Event{Kind: soc.AtomicDone, Access: id, Status: s}
 	ev.N = copy(ev.Words[:atomics.MaxValues], values)
-	e.step(e.nodes[node], &ev)
+	e.step(n, &ev)
 }
 
 // maxTries is how often the page of an operation is brought in before the operation fails: it is
@@ -42,19 +58,28 @@ const maxTries = 8
 
 // operate begins an operation of a node's unit, and returns the call if it is to be performed.
 func (e *Engine) operate(n *node, a *gsas.Access) *call {
+	t := n.trees[a.Tree]
 	if !a.Op.Memory() {
-		if e.onCall == nil {
-			e.AnswerCall(n.index, a.ID, atomics.BadRequest)
-			return nil
+		h := holder{noUser, a.Tree}
+		if t != nil {
+			h = holder{uid: t.UID}
 		}
-		e.onCall(n.index, atomics.Call{ID: a.ID, Request: a.Request})
+		switch {
+		case e.onCall == nil:
+			e.AnswerCall(n.index, a.ID, atomics.BadRequest)
+		case !n.held.take(h):
+			e.AnswerCall(n.index, a.ID, atomics.Busy)
+		default:
+			n.held.calls[a.ID] = h
+			e.onCall(n.index, atomics.Call{ID: a.ID, Request: a.Request})
+		}
 		return nil
 	}
 	if n.trees[a.Tree] == nil && n.outside.Words != nil {
 		// Their users are unknown here: a tree whose memory hangs is to delay no other.
 		e.SetTree(n.index, a.Tree, &Tree{Memory: n.outside.Words, UID: uint32(a.Tree)})
+		t = n.trees[a.Tree]
 	}
-	t := n.trees[a.Tree]
 	if t == nil || !e.touches(t) {
 		e.AnswerCall(n.index, a.ID, atomics.NoMemory)
 		return nil
@@ -71,7 +96,7 @@ func (e *Engine) operate(n *node, a *gsas.Access) *call {
 
 // touches reports whether the memory of a tree may be touched (usesMapping).
 func (e *Engine) touches(t *tree) bool {
-	return t.unseenUntil <= e.clock.seen && e.lateMapped < mostLate
+	return t.owner.unseenUntil <= e.clock.seen && e.lateMapped < mostLate
 }
 
 // operated handles a step of an operation that has been made, and returns the call if more is to be
@@ -80,7 +105,7 @@ func (e *Engine) operated(c *call) *call {
 	o := c.atomic
 	t, back := o.tree, o.access.Back
 	if c.step != space.Mapped {
-		e.nextWaiting(t)
+		e.nextWaiting(t.owner)
 		if c.err != nil || !e.touches(t) {
 			return e.endOperation(c, atomics.NoMemory)
 		}
@@ -96,39 +121,42 @@ func (e *Engine) operated(c *call) *call {
 }
 
 // bringIn begins to bring in the page of an operation: on the engine's goroutine under a lease, as a
-// short page-in is, but apart if such calls of the tree have slept for long.
+// short page-in is, but apart if such calls of the user's trees have slept for long.
 func (e *Engine) bringIn(c *call) *call {
 	o := c.atomic
 	if o.tries++; o.tries > maxTries {
 		return e.endOperation(c, atomics.NoMemory)
 	}
-	if c.step = space.Run; o.tree.slowUntil <= e.clock.seen {
+	if c.step = space.Run; o.tree.owner.slowUntil <= e.clock.seen {
 		return c
 	}
 	c.step = space.Apart
+	if o.held = o.held || c.node.held.take(holder{uid: o.tree.UID}); !o.held {
+		return e.endOperation(c, atomics.Busy)
+	}
 	switch {
 	case e.takes(c):
 		e.apart.make(c)
-	case o.tree.apart > 0:
-		o.tree.waiting = append(o.tree.waiting, c)
+	case o.tree.owner.apart > 0:
+		o.tree.owner.waiting = append(o.tree.owner.waiting, c)
 	default:
 		return e.endOperation(c, atomics.NoMemory)
 	}
 	return nil
 }
 
-// nextWaiting makes a page-in of a tree that waits for a thread.
-func (e *Engine) nextWaiting(t *tree) {
-	for len(t.waiting) > 0 {
-		c := t.waiting[0]
+// nextWaiting makes a page-in of a user's trees that waits for a thread.
+func (e *Engine) nextWaiting(o *treeOwner) {
+	for len(o.waiting) > 0 {
+		c := o.waiting[0]
 		if e.takes(c) {
 			e.apart.make(c)
-		} else if t.apart > 0 {
+		} else if o.apart > 0 {
 			return
 		} else {
 			e.endOperation(c, atomics.NoMemory)
 		}
-		t.waiting = slices.Delete(t.waiting, 0, 1)
+		o.waiting = slices.Delete(o.waiting, 0, 1)
 	}
 }
 
@@ -138,6 +166,9 @@ func (e *Engine) endOperation(c *call, s atomics.Status) *call {
 	ev := soc.Event{Kind: soc.AtomicDone, Access: c.atomic.access.ID, Status: s}
 	if s == atomics.OK {
 		ev.N = copy(ev.Words[:], c.atomic.values[:c.atomic.access.Op.Values()])
+	}
+	if c.atomic.held {
+		c.node.held.give(holder{uid: c.atomic.tree.UID})
 	}
 	e.step(c.node, &ev)
 	e.freeCall(c)

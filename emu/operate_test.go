@@ -24,6 +24,7 @@ import (
 	"github.com/exanet/pfd/internal/memfd"
 	"github.com/exanet/pfd/mailbox"
 	"github.com/exanet/pfd/packetizer"
+	soc "github.com/exanet/pfd/soc/gsas"
 	"github.com/exanet/pfd/space/view"
 )
 
@@ -447,6 +448,115 @@ func TestMemoryOfATreeThatHangs(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// plant gives a node trees, one page each from page 0 on, with memory of users.
+func (r *rig) plant(node int, memories []*hanging, uids ...uint32) {
+	r.on(node, func() {
+		w := r.engine.Bus(node).Window(device.PL)
+		err := w.Write32(device.PLGSASCtrl, device.GSASEnable)
+		for i, uid := range uids {
+			id := uint32(tree + i)
+			r.engine.SetTree(node, atomics.Protection(id), &emu.Tree{Memory: memories[i], UID: uid})
+			err = errors.Join(err, w.Write64(device.PLGSASPage, device.GSASRun(uint64(i), 1)),
+				w.Write64(device.PLGSASEntry, device.GSASEntry{Protection: id, Present: true, Valid: true}.Encode()))
+		}
+		if err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+func hangs(n int) (list []*hanging) {
+	in, released := make(chan struct{}, 128), make(chan struct{})
+	for range n {
+		list = append(list, &hanging{in: in, released: released})
+	}
+	return list
+}
+
+// The trees of a user have one lease: after one has lost it, the pages of all are brought in apart. And
+// a user's operations that hang leave room in the unit for those of another, even on trees of his own that
+// have no page yet.
+func TestOperationsOfOneUserThatHang(t *testing.T) {
+	r := newRig(t, fault.PIO)
+	m := hangs(3)
+	r.plant(0, m, 1, 1, 2)
+	m[0].page.Store(true)
+	m[1].page.Store(true)
+	g := r.thread(1, 7, tree+2)
+	busy := 0
+	var stuck []*fellow
+	for i := range 15 { // 60 operations, by two trees in turns
+		f := r.thread(i/7%2, i%7+i/14*7, uint32(tree+i%2))
+		stuck = append(stuck, f)
+		for c := range device.PktzChannels {
+			f.send(c, atomics.FetchAdd, atomics.At(0, uint64(i%2)*device.PageSize), 1)
+			if i == 0 && c == 0 {
+				<-m[0].in // the lease is lost
+			}
+		}
+	}
+	g.send(0, atomics.FetchAdd, atomics.At(0, 2*device.PageSize), 1)
+	if _, a := g.next(); a.Status != atomics.OK {
+		t.Errorf("another user: %+v", a)
+	}
+	m[0].page.Store(false)
+	m[1].page.Store(false)
+	close(m[0].released)
+	for _, f := range stuck {
+		for range device.PktzChannels {
+			switch _, a := f.next(); a.Status {
+			case atomics.Busy:
+				busy++
+			case atomics.OK:
+			default:
+				t.Errorf("%+v", a)
+			}
+		}
+	}
+	if busy < 60-soc.InFlight/2-1 {
+		t.Errorf("%d operations of a user with 60 that hang were refused", busy)
+	}
+	r.on(0, func() {
+		if n := r.engine.Accesses(0).LeasesLost; n != 1 {
+			t.Errorf("%d leases were lost", n)
+		}
+	})
+}
+
+// Of touches that are ready together, none is made after one of them has slept.
+func TestTouchesThatAreReadyTogether(t *testing.T) {
+	r := newRig(t, fault.PIO)
+	m := hangs(1)
+	r.plant(0, m, 1)
+	f := r.thread(0, 0, tree)
+	m[0].page.Store(true)
+	for c := range device.PktzChannels {
+		f.send(c, atomics.FetchAdd, atomics.At(0, 0), 1)
+		<-m[0].in // the first loses the lease, the others hang apart
+	}
+	m[0].touch.Store(true)
+	m[0].page.Store(false)
+	touches := m[0].touches.Load()
+	r.on(0, func() { // what ends meanwhile is taken together
+		close(m[0].released)
+		time.Sleep(20 * time.Millisecond)
+		m[0].released = make(chan struct{})
+	})
+	<-m[0].in
+	for range device.PktzChannels - 1 {
+		if _, a := f.next(); a.Status != atomics.NoMemory {
+			t.Errorf("%+v", a)
+		}
+	}
+	if n := m[0].touches.Load() - touches; n != 1 {
+		t.Errorf("%d touches, want the one that sleeps", n)
+	}
+	close(m[0].released)
+	if _, a := f.next(); a.Status != atomics.OK {
+		t.Errorf("the late operation: %+v", a)
 	}
 }
 

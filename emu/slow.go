@@ -4,6 +4,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/space"
 )
 
@@ -37,7 +38,7 @@ func (c *call) sleeper() *sleeper {
 	case c.slot != nil:
 		return &c.slot.sleeper
 	case c.atomic != nil:
-		return &c.atomic.tree.sleeper
+		return &c.atomic.tree.owner.sleeper
 	case c.step == space.Mapped: // by the tables of a driver in another process: the owner of the memory is unknown here
 		return &c.node.sleepers[c.index]
 	}
@@ -67,6 +68,29 @@ func (e *Engine) usesMapping(c *call) bool {
 	return c.slot.unseenUntil <= e.clock.seen && e.lateMapped < mostLate
 }
 
+// stillTouches reports whether a call that is to make the step space.Mapped still may: another touch may
+// have slept since that was decided.
+func (e *Engine) stillTouches(c *call) bool {
+	if c.atomic != nil {
+		return e.touches(c.atomic.tree)
+	}
+	return e.usesMapping(c)
+}
+
+// untouched handles that such a call may not any more, and returns it if more is to be performed.
+func (e *Engine) untouched(c *call) *call {
+	switch {
+	case c.atomic != nil:
+		return e.endOperation(c, atomics.NoMemory)
+	case c.bell != nil:
+		c.bell.Wake()
+		e.freeCall(c)
+		return nil
+	}
+	c.own.Again(c.own.Kind, c.own.Write, c.own.VA, c.own.Pages, c.own.Bufs)
+	return e.advance(c, c.space.Start(c.op, e.clock.seen, false))
+}
+
 // slowDown makes the engine make a slot's calls apart for a while, and those of new attachments of
 // its user meanwhile: a new attachment gets no other lease. If it was a touch that slept, the memory
 // that the user's processes share is not touched for a while.
@@ -83,7 +107,7 @@ func (e *Engine) slowDown(c *call, why string) {
 	}
 	s := c.slot
 	if o := c.atomic; o != nil {
-		e.log.Info(why+": the tree's pages are brought in apart, or its memory is not touched", "node", c.node.index, "tree", uint32(o.tree.protection), "uid", o.tree.UID, "after", leaseTime)
+		e.log.Info(why+": pages of the user's trees are brought in apart, or not touched", "node", c.node.index, "tree", uint32(o.tree.protection), "uid", o.tree.UID, "after", leaseTime)
 		return
 	}
 	if s == nil {
@@ -106,11 +130,7 @@ func (e *Engine) leaveUnseen(uid uint32, until int64) {
 			l.unseenUntil = until
 		}
 	}
-	for _, n := range e.nodes {
-		for _, t := range n.trees {
-			if t.UID == uid {
-				t.unseenUntil = until
-			}
-		}
+	if o := e.owners[uid]; o != nil {
+		o.unseenUntil = until
 	}
 }

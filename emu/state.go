@@ -28,16 +28,17 @@ type Engine struct {
 	nodes []*node
 
 	// Owned by the engine goroutine.
-	urgent      itemQueue        // actions that wait (queueOf)
-	arriving    itemQueue        // data at its destination
-	leaving     itemQueue        // data at its source
-	actions     []soc.Action     // scratch of step
-	clock       clock            // read once per pass and after each call
-	tasks       []*call          // calls to begin or to perform
-	current     *call            // the call under the lease
-	slowUsers   map[uint32]int64 // until when new attachments of a user begin slow
-	unseenUsers map[uint32]int64 // until when memory that a user shares is not touched
-	lateMapped  int              // touches of shared memory that lost their leases and still sleep
+	urgent      itemQueue             // actions that wait (queueOf)
+	arriving    itemQueue             // data at its destination
+	leaving     itemQueue             // data at its source
+	actions     []soc.Action          // scratch of step
+	clock       clock                 // read once per pass and after each call
+	tasks       []*call               // calls to begin or to perform
+	current     *call                 // the call under the lease
+	slowUsers   map[uint32]int64      // until when new attachments of a user begin slow
+	unseenUsers map[uint32]int64      // until when memory that a user shares is not touched
+	owners      map[uint32]*treeOwner // by user
+	lateMapped  int                   // touches of shared memory that lost their leases and still sleep
 	free        []*call
 	vectors     bool // some node has pending vectors
 	struck      bool // a process was woken since the engine last had no work

@@ -354,6 +354,7 @@ type hanging struct {
 	word         uint64
 	touch, page  atomic.Bool
 	in, released chan struct{}
+	touched      chan struct{} // releases touches, if it is there
 	touches      atomic.Int32
 }
 
@@ -361,7 +362,11 @@ func (h *hanging) Do(op atomics.Op, _ uint64, args *[atomics.MaxArgs]uint64) ([a
 	h.touches.Add(1)
 	if h.touch.Load() {
 		h.in <- struct{}{}
-		<-h.released
+		if h.touched != nil {
+			<-h.touched
+		} else {
+			<-h.released
+		}
 	}
 	m := [atomics.MaxValues]uint64{h.word}
 	values := op.Apply(&m, args)
@@ -530,6 +535,7 @@ func TestOperationsOfOneUserThatHang(t *testing.T) {
 func TestTouchesThatAreReadyTogether(t *testing.T) {
 	r := newRig(t, fault.PIO)
 	m := hangs(1)
+	m[0].touched = make(chan struct{})
 	r.plant(0, m, 1)
 	f := r.thread(0, 0, tree)
 	m[0].page.Store(true)
@@ -543,7 +549,6 @@ func TestTouchesThatAreReadyTogether(t *testing.T) {
 	r.on(0, func() { // what ends meanwhile is taken together
 		close(m[0].released)
 		time.Sleep(20 * time.Millisecond)
-		m[0].released = make(chan struct{})
 	})
 	<-m[0].in
 	for range device.PktzChannels - 1 {
@@ -554,7 +559,7 @@ func TestTouchesThatAreReadyTogether(t *testing.T) {
 	if n := m[0].touches.Load() - touches; n != 1 {
 		t.Errorf("%d touches, want the one that sleeps", n)
 	}
-	close(m[0].released)
+	close(m[0].touched)
 	if _, a := f.next(); a.Status != atomics.OK {
 		t.Errorf("the late operation: %+v", a)
 	}

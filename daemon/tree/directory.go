@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,6 +35,15 @@ const (
 	regions = atomics.Pages/regionPages - 1
 
 	threads = device.Interfaces - device.MailboxThread // of a node
+
+	// The units keep a table for each chunkPages pages of which a tree has one (package soc/gsas), and this
+	// package a bit for each page up to a tree's last one.
+	chunkPages = 512
+	chunkBytes = 8 << 10
+	// A hint is not honoured if the tables of the user's pages would exceed his quota / spreadShare, and
+	// spreadLeast.
+	spreadShare = 32
+	spreadLeast = 1 << 20
 )
 
 // Errors of the directory.
@@ -75,8 +85,8 @@ type Config struct {
 	Quota  uint64       // bytes of each user; SetQuota changes it
 	Random func() Token // makes a token
 	Now    func() int64 // a monotonic clock, ns
-	// KeepLast reports whether the last free thread of a node is withheld from a user that has others
-	// there; nil: from no user.
+	// KeepLast reports whether the last free thread of a node, and the last one that a root could have, is
+	// withheld from a user that has others there; nil: from no user.
 	KeepLast func(uid uint32) bool
 }
 
@@ -98,7 +108,13 @@ type node struct {
 	next       int            // of threads: where the search begins
 	regions    map[int]*tree
 	nextRegion int
-	rests      [threads]int64 // until when the id of a place names no new tree
+	rests      [threads]rest // of the ids of places
+}
+
+// rest is the time in which an id names no new tree, after a user's.
+type rest struct {
+	until int64
+	uid   uint32
 }
 
 // tree is a tree of threads.
@@ -143,10 +159,7 @@ func (d *Directory) Begin(id device.NodeID, uid uint32) (Thread, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := d.node(id)
-	now := d.cfg.Now()
-	at, err := d.free(n, id, uid, func(i int) bool {
-		return now >= n.rests[i] && d.trees[atomics.Protection(interfaceOf(id, i))] == nil
-	})
+	at, err := d.free(n, id, uid, true)
 	if err != nil {
 		return Thread{}, err
 	}
@@ -168,7 +181,7 @@ func (d *Directory) Join(id device.NodeID, uid uint32, token Token) (Thread, err
 		return Thread{}, fmt.Errorf("%w: uid %d has none with this token: its last thread has ended, or another pfd has it", ErrTree, uid)
 	}
 	n := d.node(id)
-	at, err := d.free(n, id, uid, func(int) bool { return true })
+	at, err := d.free(n, id, uid, false)
 	if err != nil {
 		return Thread{}, err
 	}
@@ -180,29 +193,40 @@ func interfaceOf(id device.NodeID, at int) atomics.Thread {
 	return atomics.ThreadOf(id, device.MailboxThread+at)
 }
 
-// free returns the place of a free thread of a node for which fit is true. Places are used in turns, so
-// that the last one to be free is used again last.
-func (d *Directory) free(n *node, id device.NodeID, uid uint32, fit func(place int) bool) (int, error) {
-	at, left, own := -1, 0, 0
+// free returns the place of a free thread of a node, for a root or another thread. Places are used in turns,
+// so that the last one to be free is used again last. A root needs a place whose id names no tree, and the
+// others leave such places to roots.
+func (d *Directory) free(n *node, id device.NodeID, uid uint32, root bool) (int, error) {
+	now := d.cfg.Now()
+	at, atRoot, left, roots, own := -1, -1, 0, 0, 0
 	for k := range threads {
 		i := (n.next + k) % threads
-		switch t := n.threads[i]; {
-		case t == nil:
-			left++
-			if at < 0 && fit(i) {
-				at = i
-			}
-		case t.uid == uid:
+		th, named, rest := n.threads[i], d.trees[atomics.Protection(interfaceOf(id, i))], n.rests[i]
+		rests := now < rest.until
+		if th != nil && th.uid == uid || named != nil && named.uid == uid || rests && rest.uid == uid {
 			own++
 		}
+		if th != nil {
+			continue
+		}
+		if left++; named == nil && !rests {
+			if roots++; atRoot < 0 {
+				atRoot = i
+			}
+		} else if at < 0 {
+			at = i
+		}
+	}
+	if root || at < 0 {
+		at = atRoot
 	}
 	switch {
 	case at < 0 && left > 0:
 		return 0, fmt.Errorf("%w: the %d that are free on node %d name trees that have other threads, or ended less than %v ago: end those, or try again later", ErrThreads, left, id, Pause)
 	case at < 0:
 		return 0, fmt.Errorf("%w: node %d has its %d threads: end one, or use another node", ErrThreads, id, threads)
-	case left == 1 && own > 0 && d.cfg.KeepLast != nil && d.cfg.KeepLast(uid):
-		return 0, fmt.Errorf("%w: uid %d has %d threads on node %d, and the last one is kept for other users", ErrThreads, uid, own, id)
+	case (left == 1 || at == atRoot && roots == 1) && own > 0 && d.cfg.KeepLast != nil && d.cfg.KeepLast(uid):
+		return 0, fmt.Errorf("%w: uid %d has %d threads on node %d, or trees that are named by them, and the last one is kept for other users", ErrThreads, uid, own, id)
 	}
 	return at, nil
 }
@@ -258,8 +282,8 @@ func (d *Directory) Alive(id atomics.Thread, p atomics.Protection) bool {
 }
 
 // Alloc assigns consecutive pages of a node to a tree. The address hint is honoured if it names the first
-// byte of free pages of the tree's region on that node, or the tree's directory; 0 is none. Errors
-// match ErrTree or ErrRoom.
+// byte of free pages of the tree's region on that node, not too far from the others of its user (spreadShare),
+// or the tree's directory; 0 is none. Errors match ErrTree or ErrRoom.
 func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, hint atomics.Address) (Run, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -274,6 +298,9 @@ func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, 
 	}
 	n := d.node(id)
 	a := d.area(n, id, t)
+	if hint != 0 && hint != p.Directory() && d.spread(t.uid)+a.cost(hint.Page(), pages) > max(d.quota*device.PageSize/spreadShare, spreadLeast) {
+		hint = 0
+	}
 	page, ok := t.take(a, id, pages, hint)
 	if !ok {
 		return Run{}, fmt.Errorf("%w: no %d consecutive pages are free on node %d", ErrRoom, pages, id)
@@ -281,6 +308,18 @@ func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, 
 	a.runs[page] = pages
 	d.used[t.uid] += pages
 	return Run{Node: id, Page: page, Pages: pages}, nil
+}
+
+// spread returns how many bytes of tables the pages of a user cost.
+func (d *Directory) spread(uid uint32) (bytes uint64) {
+	for _, t := range d.trees {
+		if t.uid == uid {
+			for _, a := range t.areas {
+				bytes += uint64(len(a.words)*8 + a.chunks*chunkBytes)
+			}
+		}
+	}
+	return bytes
 }
 
 // take takes free pages for an area, and returns the first.
@@ -388,7 +427,7 @@ func (d *Directory) Remove(p atomics.Protection) {
 	}
 	delete(d.trees, p)
 	root := atomics.Thread(p)
-	d.nodes[root.Node()].rests[root.Interface()-device.MailboxThread] = d.cfg.Now() + int64(Pause)
+	d.nodes[root.Node()].rests[root.Interface()-device.MailboxThread] = rest{d.cfg.Now() + int64(Pause), t.uid}
 }
 
 // wordBits is the number of pages in a word of an area.
@@ -400,6 +439,7 @@ type area struct {
 	runs      map[uint64]uint64 // pages that were allocated, by the first
 	words     []uint64          // a bit for each page of the region that is not free
 	low       int               // words before it have no free page
+	chunks    int               // that have a page that is not free
 	directory bool              // the tree's directory is allocated, or not zero yet
 }
 
@@ -435,8 +475,30 @@ func (a *area) find(pages uint64) (page uint64, ok bool) {
 	return at, at+pages <= areaPages
 }
 
+// cost returns how many bytes of tables more pages from one of the partition on would cost, at most.
+func (a *area) cost(page, pages uint64) (bytes uint64) {
+	page %= regionPages
+	if words := (page + pages + wordBits - 1) / wordBits; words > uint64(len(a.words)) {
+		bytes = 8 * (words - uint64(len(a.words)))
+	}
+	return bytes + ((page+pages-1)/chunkPages-page/chunkPages+1)*chunkBytes
+}
+
+// taken returns how many of the chunks that have some pages have one that is not free.
+func (a *area) taken(page, pages uint64) (chunks int) {
+	const words = chunkPages / wordBits
+	for c := page / chunkPages; c <= (page+pages-1)/chunkPages && c*words < uint64(len(a.words)); c++ {
+		if slices.Max(a.words[c*words:min((c+1)*words, uint64(len(a.words)))]) > 0 {
+			chunks++
+		}
+	}
+	return chunks
+}
+
 // set makes pages taken or free.
 func (a *area) set(page, pages uint64, taken bool) {
+	before := a.taken(page, pages)
+	defer func() { a.chunks += a.taken(page, pages) - before }()
 	for uint64(len(a.words))*wordBits < page+pages {
 		a.words = append(a.words, 0)
 	}

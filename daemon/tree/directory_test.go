@@ -150,6 +150,79 @@ func TestLastThreadIsKept(t *testing.T) {
 	begin(t, d, 4, 1000)
 }
 
+// A user cannot take the last id that a root of a node could have: by trees whose roots have ended, by ids
+// that rest, or by threads that join.
+func TestLastRootIsKept(t *testing.T) {
+	for name, take := range map[string]func(d *Directory) error{
+		"trees whose roots have ended": func(d *Directory) error {
+			th, err := d.Begin(3, 1000)
+			if err == nil {
+				_, err = d.Join(4, 1000, th.Token)
+			}
+			if err == nil {
+				_, _, err = d.End(th.ID)
+			}
+			return err
+		},
+		"ids that rest": func(d *Directory) error {
+			th, err := d.Begin(3, 1000)
+			if err == nil {
+				_, _, err = d.End(th.ID)
+				d.Remove(th.Protection)
+			}
+			return err
+		},
+		"threads that join": func(d *Directory) error {
+			if len(d.tokens) > 0 {
+				for token := range d.tokens {
+					_, err := d.Join(3, 1000, token)
+					return err
+				}
+			}
+			_, err := d.Begin(4, 1000)
+			return err
+		},
+	} {
+		d := newDirectory(1, DefaultQuota)
+		d.cfg.KeepLast = func(uid uint32) bool { return uid != 0 }
+		d.cfg.Now = func() int64 { return 0 } // no rest ends
+		var err error
+		for range 2 * threads {
+			if err = take(d); err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, ErrThreads) {
+			t.Errorf("%s: %v", name, err)
+		}
+		begin(t, d, 3, 1001)
+	}
+}
+
+// A user whose hints name pages far from each other gets others: each part of the address space that has a
+// page costs tables.
+func TestPagesFarFromEachOther(t *testing.T) {
+	d := newDirectory(1, DefaultQuota)
+	a := begin(t, d, 2, 1000)
+	first := atomics.At(2, uint64(a.Region)*atomics.RegionSize)
+	far, last := 0, uint64(0)
+	const chunk = 512
+	for i := uint64(regionPages/chunk - 2); i > 0; i-- {
+		hint := first + atomics.Address(i*chunk*device.PageSize)
+		if r := alloc(t, d, a.Protection, 2, 1, hint); r.Address() == hint {
+			far++
+		} else if last++; r.Page-uint64(a.Region)*regionPages >= regionPages/chunk {
+			t.Fatalf("page %d instead of one far away", r.Page)
+		}
+	}
+	if tables := far * 8 << 10; far < 1000 || tables > DefaultQuota/32 {
+		t.Errorf("%d pages far from each other: %d bytes of tables", far, tables)
+	}
+	if r := alloc(t, d, a.Protection, 2, 1<<17, 0); r.Pages != 1<<17 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestPages(t *testing.T) {
 	const quota = 100 * device.PageSize
 	d := newDirectory(1, quota)

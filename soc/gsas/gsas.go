@@ -147,6 +147,9 @@ func (u *Unit) Request(now int64, from *Source, words []uint64) bool {
 			u.stats.Stale++
 			return true
 		}
+		rec.generation = from.Generation // nobody is answered if an operation of the former one ends
+		rec = &record{flying: -1}
+		u.records[key] = rec
 	case from.Number == rec.number:
 		u.stats.Repeated++
 		rec.sweeps = u.sweeps

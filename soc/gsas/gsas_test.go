@@ -313,6 +313,34 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
+// The next owner of an interface does not wait for an operation of the former one, which is answered to
+// nobody.
+func TestNextOwner(t *testing.T) {
+	r := newRig(t)
+	r.page(1, 1, 0, own)
+	r.ask(thread(32, 1), 0, own, atomics.FetchAdd, atomics.At(node, device.PageSize), 1)
+	former := r.begun()
+	next := thread(32, 9)
+	next.Generation = 2
+	r.ask(next, 0, own, atomics.FetchAdd, atomics.At(node, device.PageSize), 1)
+	second := r.begun()
+	if second == nil {
+		t.Fatalf("%+v", r.said())
+	}
+	r.u.Done(r.now, former.ID, atomics.OK, []uint64{7})
+	if a := r.said(); a != nil {
+		t.Errorf("the former owner is answered: %+v", a)
+	}
+	r.ask(thread(32, 1), 0, own, atomics.FetchAdd, atomics.At(node, device.PageSize), 1)
+	if a := r.begun(); a != nil {
+		t.Error("a request of the former owner is performed again")
+	}
+	r.u.Done(r.now, second.ID, atomics.OK, []uint64{8})
+	if a := r.said(); a == nil || a.to != next || a.Values[0] != 8 {
+		t.Errorf("%+v", a)
+	}
+}
+
 func TestInFlight(t *testing.T) {
 	r := newRig(t)
 	r.page(0, 1, 0, own)

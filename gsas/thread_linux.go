@@ -31,7 +31,6 @@ type Thread struct {
 	free    chan int      // packetizer channels without an operation
 	closing chan struct{} // closed when Close begins
 	once    sync.Once
-	err     error // of Close
 
 	mu    sync.Mutex // guards the mailbox, and calls but their done
 	calls [device.PktzChannels]call
@@ -90,7 +89,7 @@ func (t *Thread) Directory() Address { return atomics.Protection(t.Tree()).Direc
 func (t *Thread) Token() Token { return Token(t.t.Info().Token) }
 
 // Close ends the thread, and operations in flight with ErrClosed. The tree's pages are freed with its
-// last thread.
+// last thread. If pfd refuses that, Close may be called again.
 func (t *Thread) Close() error {
 	t.once.Do(func() {
 		close(t.closing)
@@ -98,9 +97,8 @@ func (t *Thread) Close() error {
 		for range device.PktzChannels {
 			<-t.free // nothing of this process uses the thread's pages any more
 		}
-		t.err = t.t.Close()
 	})
-	return t.err
+	return t.t.Close()
 }
 
 // do performs an operation.

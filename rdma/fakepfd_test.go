@@ -116,7 +116,11 @@ func (f *fake) session(ctx context.Context, c *attach.Conn) error {
 	if hello.Node != homeNode {
 		return c.Refuse(attach.CodeNoNode, attach.TypeHello, fmt.Sprintf("no node %d here: see exanetctl node show", hello.Node))
 	}
-	m, err := attach.NewMemory()
+	newMemory := attach.NewMemory
+	if hello.Threads {
+		newMemory = attach.NewThreadMemory
+	}
+	m, err := newMemory()
 	if err != nil {
 		return err
 	}

@@ -269,6 +269,13 @@ func (e *Endpoint) answered(b []byte, fds attach.Descriptors) {
 	if e.owed > 0 { // pfd answers each request, in their order
 		e.owed--
 		fds.Close()
+		if a.thread != nil { // nobody has it
+			go func() {
+				e.asking.Lock()
+				defer e.asking.Unlock()
+				e.undo((&attach.Unthread{Product: attach.Product(), Index: a.thread.Index}).Append(nil))
+			}()
+		}
 		return
 	}
 	select {

@@ -25,7 +25,8 @@ type Thread struct {
 
 	numbers *threadNumbers
 	mu      sync.Mutex
-	memory  int // of the tree on this node; -1: closed
+	memory  int  // of the tree on this node; -1: closed
+	ended   bool // or pfd will end it
 }
 
 // threadNumbers has the number of the last message by channel and node (spec/gsas.md 3).
@@ -164,19 +165,24 @@ func (t *Thread) Memory(f func(fd int) error) error {
 }
 
 // Close ends the thread. Nothing is written to its mailbox afterwards. If it is the last thread of its
-// tree, the tree's pages are freed.
+// tree, the tree's pages are freed. If pfd refuses that, Close may be called again.
 func (t *Thread) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.memory < 0 {
+	if t.ended {
 		return nil
 	}
-	err := os.NewSyscallError("close", unix.Close(t.memory))
-	t.memory = -1
+	var err error
+	if t.memory >= 0 {
+		err = os.NewSyscallError("close", unix.Close(t.memory))
+		t.memory = -1
+	}
 	t.e.asking.Lock()
 	defer t.e.asking.Unlock()
 	m := attach.Unthread{Product: attach.Product(), Index: t.info.Index}
 	_, ended := t.e.exchange(m.Append(nil), attach.Shared{VA: device.VA(t.info.Index), Answered: attach.TypeUnthread})
+	var refused *attach.RefusedError
+	t.ended = !errors.As(ended, &refused)
 	if errors.Is(ended, ErrGone) || errors.Is(ended, ErrClosed) { // it ended with the attachment
 		ended = nil
 	}

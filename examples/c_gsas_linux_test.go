@@ -514,12 +514,24 @@ func gsasOfOlderPFD(t *testing.T, bin string) {
 	}
 }
 
-// While pfd is stopped a call waits, and is then done once.
+// While pfd is stopped a call waits, at most for its limit, and is then done once.
 func gsasOfStoppedPFD(t *testing.T, bin string) {
 	socket, pfd := startProcess(t, 2, -1)
 	p := startGSAS(t, bin, socket, "0")
 	p.token("begin")
 	at := p.address("alloc 1 1 0")
+	p.want("-22", "limit -1")
+	p.want("0", "limit 60")
+	if err := pfd.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		p.want(fmt.Sprint(-int(syscall.ETIMEDOUT)), "load64 %#x", uint64(at))
+	}
+	if err := pfd.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	p.want("60", "limit 0")
 	if err := pfd.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}

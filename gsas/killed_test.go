@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/daemon"
 	"github.com/exanet/pfd/daemon/control"
@@ -19,7 +21,7 @@ import (
 )
 
 // childEnv makes this program a child of a test. Its value is "SOCKET NODE TOKEN OFFSET"; a token "-" is a new
-// tree.
+// tree, and "pfd" makes it a pfd.
 const childEnv = "GSAS_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -33,13 +35,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child adds 1 to a word of its tree's directory, then to the next one, without end.
+// child adds 1 to a word of its tree's directory, then to the next one, without end. Nobody else adds there:
+// each addition finds those before it.
 func child(order string) error {
 	var socket, text string
 	var node device.NodeID
 	var offset gsas.Address
 	if _, err := fmt.Sscan(order, &socket, &node, &text, &offset); err != nil {
 		return err
+	}
+	if text == "pfd" {
+		return pfd(socket)
 	}
 	ctx := context.Background()
 	ep, err := rdma.Attach(ctx, rdma.Options{Socket: socket, Node: node, Threads: true})
@@ -61,13 +67,29 @@ func child(order string) error {
 		return err
 	}
 	fmt.Println(t.ID())
-	for a := t.Directory() + offset; ; {
+	for k := uint64(0); ; k++ {
 		for i := range gsas.Address(2) {
-			if _, err := t.FetchAdd(ctx, a+8*i, 1); err != nil {
-				return err
+			if old, err := t.FetchAdd(ctx, t.Directory()+offset+8*i, 1); err != nil || old != k {
+				return fmt.Errorf("addition %d to word %d finds %d: %w", k, i, old, err)
 			}
 		}
 	}
+}
+
+// pfd runs a pfd for the tests, until it is killed.
+func pfd(socket string) error {
+	cfg := daemon.Default()
+	cfg.Socket = socket
+	m, err := daemon.Emulated(cfg)
+	if err != nil {
+		return err
+	}
+	d, err := daemon.New(cfg, m)
+	if err != nil {
+		return err
+	}
+	fmt.Println(0) // it listens
+	return d.Run(context.Background())
 }
 
 // spawn starts a child, and returns it and the id of its thread.
@@ -140,6 +162,48 @@ func TestKilled(t *testing.T) {
 	}
 	if v, err := root.FetchAdd(t.Context(), directory, 1); v < 20 || err != nil {
 		t.Errorf("the word of a killed child is %d, %v", v, err)
+	}
+}
+
+// TestStopped: a process that is stopped for seconds amid its additions, or whose pfd is, has done each once
+// when it goes on.
+func TestStopped(t *testing.T) {
+	r := &rig{t, t.TempDir() + "/pfd.sock"}
+	pfd, _ := r.spawn(0, "pfd", 0)
+	root := r.begin(0)
+	directory := root.Directory()
+	r.alloc(root, 0, 1, directory)
+	var children [2]*exec.Cmd
+	var ids [2]uint32
+	for i := range children {
+		children[i], ids[i] = r.spawn(device.NodeID(i), root.Token().String(), 16*gsas.Address(i))
+	}
+	goesOn := func() {
+		t.Helper()
+		for i := range gsas.Address(2) {
+			before, err := root.Load64(t.Context(), directory+16*i)
+			r.ok(err)
+			for v := before; v < before+20; {
+				v, err = root.Load64(t.Context(), directory+16*i)
+				r.ok(err)
+				if alive, err := root.Alive(t.Context(), ids[i]); !alive || err != nil {
+					t.Fatalf("child %d is alive: %v, %v", i, alive, err)
+				}
+			}
+		}
+	}
+	goesOn()
+	for _, c := range []*exec.Cmd{children[0], pfd} {
+		for k := range 8 {
+			r.ok(c.Process.Signal(syscall.SIGSTOP))
+			if k == 0 {
+				time.Sleep(2500 * time.Millisecond) // far more than a library waits for a node
+			} else {
+				time.Sleep(30 * time.Millisecond) // more than one repetition
+			}
+			r.ok(c.Process.Signal(syscall.SIGCONT))
+			goesOn()
+		}
 	}
 }
 

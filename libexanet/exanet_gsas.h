@@ -10,8 +10,8 @@
  * forked child all functions return -EPERM.
  *
  * A function returns 0 or a number that is not negative, or a negative errno; exanet_error() then says what happened
- * and what to do. An operation is done once or, after an error, not at all, but with -EHOSTUNREACH and -ENOTCONN it may
- * have been done. */
+ * and what to do. An operation is done once or, after an error, not at all, but with -EHOSTUNREACH, -ENOTCONN and
+ * -ETIMEDOUT it may have been done. */
 #ifndef EXANET_GSAS_H
 #define EXANET_GSAS_H
 
@@ -49,6 +49,11 @@ uint32_t exanet_gsas_tree(const exanet_gsas *);
 uint64_t exanet_gsas_directory(const exanet_gsas *);
 /* Returns 1 if a thread of the tree lives, else 0. */
 int exanet_gsas_alive(exanet_gsas *, uint32_t thread);
+
+/* Sets for how long a call of the thread waits at most: ms, rounded up to 20; 0: for as long as its page takes to come and
+ * pfd does not read its request, which is so at first. A call that takes longer returns -ETIMEDOUT; its operation may have
+ * been done, or will be. Returns the limit that was set before. */
+int exanet_gsas_limit(exanet_gsas *, int ms);
 
 /* The address of a byte of a node's partition, nodes 0 to 65534; and the node that an address is on, -1: none. */
 static inline uint64_t exanet_gsas_at(uint32_t node, uint64_t offset) { return (uint64_t)(node + 1) << 48 | (offset & 0xffffffffffff); }

@@ -228,6 +228,15 @@ uint64_t exanet_gsas_directory(const exanet_gsas *g)
 	return exanet_gsas_at(g->protection & 0x3ffff, OFFSET + 1 - (uint64_t)EXANET_GSAS_PAGE * (DIRECTORY_PAGES - (g->protection >> 18)));
 }
 
+int exanet_gsas_limit(exanet_gsas *g, int ms)
+{
+	if (inherited(g->e))
+		return refuse_child(g->e);
+	if (ms < 0)
+		return fail(EINVAL, "a limit of %d ms: give 0 for none, or more", ms);
+	return (int)(__atomic_exchange_n(&g->limit, (int64_t)ms * MS, __ATOMIC_RELAXED) / MS);
+}
+
 /* Requests and answers. */
 
 static void ring(exanet_gsas *g)
@@ -370,6 +379,7 @@ int gsas_start(exanet_gsas *g, int op, uint64_t address, const uint64_t *args, b
 	c->n = request(c->words, op, address, args);
 	const int number = (int)(c->use * THREAD_CHANNELS + channel);
 	pthread_mutex_unlock(&g->lock);
+	c->born = now();
 	ask_new(g, c);
 	return number;
 }
@@ -413,6 +423,9 @@ static int await(exanet_gsas *g, struct call *c)
 			return failed(c->op, c->words[1], EFAULT, "the node takes no requests, or there is no such node");
 		if (status != EXANET_ONGOING)
 			return status;
+		const int64_t limit = __atomic_load_n(&g->limit, __ATOMIC_RELAXED);
+		if (limit && now() - c->born >= limit)
+			return failed(c->op, c->words[1], ETIMEDOUT, "it has not ended within the thread's limit, and may have been done, or will be");
 		if (now() - c->asked >= LONG_GAP)	/* the node may have forgotten that it is done */
 			return failed(c->op, c->words[1], EHOSTUNREACH, "the process was stopped, and the operation may have been done");
 		pthread_mutex_lock(&g->lock);

@@ -19,7 +19,7 @@ struct call {
 	uint32_t node, use, done;
 	uint16_t number;
 	bool open, waiting, sent;	/* waiting: the unit has said that the operation waits for its page */
-	int64_t began, asked;
+	int64_t born, began, asked;	/* of the call; of the wait for its node; of its last request */
 	int status;
 	uint64_t values[VALUES];
 };
@@ -36,6 +36,7 @@ struct exanet_gsas {
 	void *map;			/* of memory; NULL: none yet */
 	pthread_mutex_t lock;		/* guards the mailbox, calls and what follows; taken before all others */
 	pthread_cond_t freed;
+	int64_t limit;			/* of a call, ns; 0: none; atomic */
 	unsigned used, started;		/* channels with an operation; those of exanet_gsas_start, until exanet_gsas_finish */
 	struct call calls[THREAD_CHANNELS];
 };

@@ -195,6 +195,7 @@ static int operate(const char *op, const uint64_t *a, uint64_t *v, int *values)
 	IS("start", 0, exanet_gsas_start(g, a[0], a[1], a + 2));
 	IS("finish", 4, exanet_gsas_finish(g, a[0], v));
 	IS("errors", 0, exanet_gsas_errors(a[0]));
+	IS("limit", 0, exanet_gsas_limit(g, a[0]));
 	IS("begin", 0, exanet_gsas_begin(e, &g));
 	IS("close", 0, exanet_gsas_close(g));
 	IS("count", 0, count(a[0], a[1]));

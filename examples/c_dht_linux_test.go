@@ -240,6 +240,26 @@ func dhtModel(t *testing.T, bin string) {
 			t.Error(err)
 		}
 		r.want(fmt.Sprint(len(model)+len(texts), " 0"), "count")
+		all := len(table.Nodes())
+		for part := range all {
+			s, err := table.Stats(ctx, part)
+			ok(err)
+			r.want(fmt.Sprint(s.Keys, s.Deleted, s.Elements, s.Containers, s.Depth, all, 0), "stats %d", part)
+			sum := uint64(0)
+			ok(table.Range(ctx, part, func(key uint64, e dht.Entry) bool {
+				m := uint64(e.Version)
+				if e.Record {
+					m += 3
+				}
+				sum += key * m
+				return true
+			}))
+			r.want(fmt.Sprintf("%#x 0", sum), "range %d 0", part)
+			if got := r.do("range %d 2", part); !strings.HasSuffix(got, " 7") {
+				t.Errorf("a range that ends at the second key: %q", got)
+			}
+		}
+		r.want("-22", "stats %d", all)
 		r.want("0", "close")
 	}
 	r.end()
@@ -417,6 +437,9 @@ func dhtHostile(t *testing.T, bin string) {
 			t.Fatal(err)
 		}
 		r.do([]string{"get %d", "put %d 2 2", "delete %d", "get_bytes key%d", "put_bytes key%d other", "delete_bytes key%d"}[i%6], random.IntN(200))
+		if i%50 == 0 {
+			r.do("stats %d", i/50%2)
+		}
 		if t.Failed() {
 			t.FailNow()
 		}

@@ -228,7 +228,7 @@ static int write_place(exanet_dht *t, const struct place *p, uint64_t *e, bool *
 }
 
 /* may_be_done reports whether an operation that failed may have been done. */
-static bool may_be_done(int error) { return error == -EHOSTUNREACH || error == -ENOTCONN; }
+static bool may_be_done(int error) { return error == -EHOSTUNREACH || error == -ENOTCONN || error == -ETIMEDOUT; }
 
 static int count_keys(exanet_dht *t, uint64_t *keys)
 {
@@ -391,6 +391,79 @@ int exanet_dht_get_bytes(exanet_dht *t, const void *key, size_t n, void *value, 
 		memcpy(value, found.at, found.n);
 	return 1;
 }
+
+/* A walk over a part of the table. Each container belongs to one element: one that is met twice was not put there by the
+ * table, and could keep the walk for ever. */
+struct walk {
+	int (*each)(void *, const struct exanet_dht_entry *);
+	void *arg;
+	struct exanet_dht_stats stats;
+	unsigned char *visited;	/* a bit for each page that a tree has on a node */
+};
+enum { TREE_PAGES = 1 << 22 };
+
+/* visit visits an element and those below it: 0, a negative errno, or what each has returned. */
+static int visit(exanet_dht *t, struct walk *w, uint64_t at, int depth)
+{
+	uint64_t e[4];
+	int status = load(t, at, e);
+	if (status || !e[0])
+		return status;
+	if (e[0] & DELETED) {
+		w->stats.deleted++;
+		return 0;
+	}
+	if (!(e[0] & INDIRECT)) {
+		struct exanet_dht_entry found = { .key = e[1], .version = e[0] >> 32, .record = !!(e[0] & RECORD) };
+		memcpy(found.value, e + 2, sizeof found.value);
+		w->stats.keys++;
+		return w->each ? w->each(w->arg, &found) : 0;
+	}
+	const uint64_t container = e[1], page = container / PAGE % TREE_PAGES;
+	if (container % PAGE || container >> 48 != at >> 48 || depth == LEVELS || w->visited[page / 8] >> page % 8 & 1)
+		return dht_corrupt(at, container);
+	w->visited[page / 8] |= 1 << page % 8;
+	w->stats.containers++;
+	if (w->stats.depth < (uint64_t)++depth)
+		w->stats.depth = depth;
+	for (int i = 0; i < PAGE / ELEMENT && !status; i++)
+		status = visit(t, w, container + ELEMENT * i, depth);
+	return status == -EFAULT || status == -EACCES ? dht_corrupt_if(at, container, status) : status;
+}
+
+static int walk_part(exanet_dht *t, uint32_t part, struct walk *w)
+{
+	UNCANCELLED;
+	int status = 0;
+	if (inherited(t->g->e))
+		return refuse_child(t->g->e);
+	if (part >= t->nodes)
+		return fail(EINVAL, "table \"%s\" has parts 0 to %u, and no part %" PRIu32, t->name, t->nodes - 1, part);
+	if (!(w->visited = calloc(TREE_PAGES / 8, 1)))
+		return fail(ENOMEM, "no memory");
+	const uint64_t from = part * t->each, all = UINT64_C(1) << t->log;
+	w->stats.elements = from >= all ? 0 : all - from < t->each ? all - from : t->each;
+	for (uint64_t i = 0; i < w->stats.elements && !status; i++)
+		status = visit(t, w, t->parts[part] + ELEMENT * i, 0);
+	free(w->visited);
+	return status;
+}
+
+int exanet_dht_range(exanet_dht *t, uint32_t part, int (*each)(void *, const struct exanet_dht_entry *), void *arg)
+{
+	struct walk w = { .each = each, .arg = arg };
+	return walk_part(t, part, &w);
+}
+
+int exanet_dht_stats(exanet_dht *t, uint32_t part, struct exanet_dht_stats *stats)
+{
+	struct walk w = { 0 };
+	const int status = walk_part(t, part, &w);
+	*stats = w.stats;
+	return status;
+}
+
+uint32_t exanet_dht_parts(const exanet_dht *t) { return t->nodes; }
 
 /* Tables. */
 

@@ -9,8 +9,8 @@
  * A function returns 0 or a number that is not negative, or a negative errno; exanet_error() then says what happened
  * and what to do. Errors are those of exanet_gsas.h, which never end the program here, and: -EBADMSG: words of the
  * table cannot be its own, a member of the tree has written over them. -EXFULL: the key has no place. -EBUSY: others have
- * changed or locked the key's place for too long. -EMEDIUMTYPE: the key holds a value of the other kind. After -EHOSTUNREACH
- * and -ENOTCONN a change may have been done. */
+ * changed or locked the key's place for too long. -EMEDIUMTYPE: the key holds a value of the other kind. After
+ * -EHOSTUNREACH, -ENOTCONN and -ETIMEDOUT a change may have been done. */
 #ifndef EXANET_DHT_H
 #define EXANET_DHT_H
 
@@ -59,6 +59,28 @@ int exanet_dht_delete(exanet_dht *, uint64_t key);
 int exanet_dht_get_bytes(exanet_dht *, const void *key, size_t, void *value, size_t *size);
 int exanet_dht_put_bytes(exanet_dht *, const void *key, size_t, const void *value, size_t size);
 int exanet_dht_delete_bytes(exanet_dht *, const void *key, size_t);
+
+/* Number of parts of a table: one for each of the nodes that it was made with. */
+uint32_t exanet_dht_parts(const exanet_dht *);
+
+struct exanet_dht_entry {
+	uint64_t key;
+	unsigned char value[16];
+	uint32_t version;
+	int record;	/* the key is the hash of a key of bytes; the value says where it is */
+};
+/* Calls each for each key of a part, until it returns another number than 0, which is then the result. A change that is
+ * made at the same time is seen or not. It reads each page of the part, which brings it into memory. -EINVAL: no such
+ * part. each must not call pthread_exit. */
+int exanet_dht_range(exanet_dht *, uint32_t part, int (*each)(void *, const struct exanet_dht_entry *), void *);
+
+struct exanet_dht_stats {
+	uint64_t keys, deleted;	/* deleted: elements of keys that were deleted */
+	uint64_t elements;	/* of the first level */
+	uint64_t containers, depth;	/* depth: containers below the deepest element */
+};
+/* Reads a part, and describes it. */
+int exanet_dht_stats(exanet_dht *, uint32_t part, struct exanet_dht_stats *);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -118,6 +118,13 @@ static int child(void)
 	return waitpid(pid, &status, 0) == pid ? status : -1;
 }
 
+static int sum_up(void *sums, const struct exanet_dht_entry *e)
+{
+	uint64_t *s = sums;
+	s[0] += e->key * (e->version + 3 * e->record);
+	return s[1] && !--s[1] ? 7 : 0;
+}
+
 static int run(char **w, int n)
 {
 	const char *op = w[0], *first = n > 1 ? w[1] : "", *second = n > 2 ? w[2] : "";
@@ -144,6 +151,18 @@ static int run(char **w, int n)
 	if (!strcmp(op, "get")) {
 		if ((status = exanet_dht_get(t, number(first), v, &version)) == 1)
 			printf("%#" PRIx64 " %#" PRIx64 " %" PRIu32 " ", v[0], v[1], version);
+		return status;
+	}
+	if (!strcmp(op, "range")) {
+		v[1] = number(second);
+		status = exanet_dht_range(t, number(first), sum_up, v);
+		printf("%#" PRIx64 " ", v[0]);
+		return status;
+	}
+	if (!strcmp(op, "stats")) {
+		struct exanet_dht_stats s;
+		if (!(status = exanet_dht_stats(t, number(first), &s)))
+			printf("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu32 " ", s.keys, s.deleted, s.elements, s.containers, s.depth, exanet_dht_parts(t));
 		return status;
 	}
 	if (!strcmp(op, "count")) {

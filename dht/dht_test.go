@@ -79,7 +79,7 @@ func TestWords(t *testing.T) {
 
 	// A record.
 	ok(t, table.PutBytes(ctx, []byte("key"), []byte("value")))
-	h := KeyOf([]byte("key"))
+	h := table.KeyOf([]byte("key"))
 	p, err := table.find(ctx, h)
 	ok(t, err)
 	if p.found[0] != 1<<32|8 || p.found[1] != h || p.found[3]&0xffffffff != 16 {
@@ -483,12 +483,33 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
+// TestSeeds: keys of bytes that have one hash in a table have two in another.
+func TestSeeds(t *testing.T) {
+	m := newWords()
+	table := mustCreate(t, m, Options{Nodes: []device.NodeID{0}})
+	another, err := Create(ctx, m, "another", Options{Nodes: []device.NodeID{0}})
+	ok(t, err)
+	other, err := Open(ctx, m, "another")
+	ok(t, err)
+	first := finalize(16 ^ 0x9e3779b97f4a7c15 ^ table.seed)
+	after := func(w uint64) uint64 { return finalize(finalize(first^w) ^ table.seed) }
+	a := binary.LittleEndian.AppendUint64([]byte("12345678"), 1)
+	w := binary.LittleEndian.Uint64(a)
+	b := binary.LittleEndian.AppendUint64([]byte("87654321"), 1^after(w)^after(binary.LittleEndian.Uint64([]byte("87654321"))))
+	if table.KeyOf(a) != table.KeyOf(b) || another.KeyOf(a) == another.KeyOf(b) || another.KeyOf(a) != other.KeyOf(a) {
+		t.Errorf("%#x, %#x; %#x, %#x", table.KeyOf(a), table.KeyOf(b), another.KeyOf(a), another.KeyOf(b))
+	}
+	if h := keyOf(0x0123456789abcdef, []byte("key and more")); h != 0x767375c9ffa07d2c {
+		t.Errorf("%#x", h)
+	}
+}
+
 // TestKinds: keys of the two kinds that have one hash.
 func TestKinds(t *testing.T) {
 	m := newWords()
 	table := mustCreate(t, m, Options{Nodes: []device.NodeID{0}})
 	key := []byte("a")
-	ok(t, table.Put(ctx, KeyOf(key), value(1)))
+	ok(t, table.Put(ctx, table.KeyOf(key), value(1)))
 	if _, _, err := table.GetBytes(ctx, key); !errors.Is(err, ErrKind) {
 		t.Error(err)
 	}
@@ -499,7 +520,7 @@ func TestKinds(t *testing.T) {
 		t.Error(err)
 	}
 	ok(t, table.PutBytes(ctx, []byte("b"), []byte("v")))
-	if _, _, err := table.Get(ctx, KeyOf([]byte("b"))); !errors.Is(err, ErrKind) {
+	if _, _, err := table.Get(ctx, table.KeyOf([]byte("b"))); !errors.Is(err, ErrKind) {
 		t.Error(err)
 	}
 	for _, c := range []struct{ key, value int }{{MaxKey + 1, 0}, {1, MaxValue + 1}} {

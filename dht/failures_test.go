@@ -70,7 +70,7 @@ func TestFailedPutsLoseNothing(t *testing.T) {
 	key := []byte("key")
 	ok(t, table.PutBytes(ctx, key, key))
 	var other []byte
-	for i := 0; other == nil || hash1(KeyOf(other), table.log) != hash1(KeyOf(key), table.log); i++ {
+	for i := 0; other == nil || hash1(table.KeyOf(other), table.log) != hash1(table.KeyOf(key), table.log); i++ {
 		other = fmt.Append(nil, i)
 	}
 	m.limit = 0
@@ -113,7 +113,7 @@ func TestDamagedRecord(t *testing.T) {
 	table := mustCreate(t, m, Options{Nodes: []device.NodeID{0}, Keys: 1})
 	key := []byte("key")
 	ok(t, table.PutBytes(ctx, key, []byte("value")))
-	p, err := table.find(ctx, KeyOf(key))
+	p, err := table.find(ctx, table.KeyOf(key))
 	ok(t, err)
 	w := m.at[gsas.Address(p.found[2])]
 	w[1] ^= 1
@@ -156,7 +156,7 @@ func TestKeysOfBytesAreKept(t *testing.T) {
 	table := mustCreate(t, m, Options{Nodes: []device.NodeID{0}, Keys: 1})
 	key := []byte("key")
 	ok(t, table.PutBytes(ctx, key, key))
-	hash := KeyOf(key)
+	hash := table.KeyOf(key)
 	if err := table.Put(ctx, hash, value(1)); !errors.Is(err, ErrKind) {
 		t.Error(err)
 	}

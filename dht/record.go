@@ -33,13 +33,16 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// KeyOf returns the 64-bit key that the table uses for a key of bytes.
-func KeyOf(key []byte) uint64 {
-	h := finalize(uint64(len(key)) ^ 0x9e3779b97f4a7c15)
+// KeyOf returns the 64-bit key that the table uses for a key of bytes. It depends on the table's seed, which
+// only members of its tree can read: others cannot choose two keys that have one hash.
+func (t *Table) KeyOf(key []byte) uint64 { return keyOf(t.seed, key) }
+
+func keyOf(seed uint64, key []byte) uint64 {
+	h := finalize(uint64(len(key)) ^ 0x9e3779b97f4a7c15 ^ seed)
 	for len(key) > 0 {
 		var word [8]byte
 		n := copy(word[:], key)
-		h = finalize(h ^ binary.LittleEndian.Uint64(word[:]))
+		h = finalize(finalize(h^binary.LittleEndian.Uint64(word[:])) ^ seed)
 		key = key[n:]
 	}
 	return h
@@ -131,7 +134,7 @@ func spread(n int, f func(i int) error) error {
 
 // GetBytes returns the value of a key of bytes, and whether the table has one.
 func (t *Table) GetBytes(ctx context.Context, key []byte) ([]byte, bool, error) {
-	hash := KeyOf(key)
+	hash := t.KeyOf(key)
 	value, ok, err := t.getBytes(ctx, hash, key)
 	return value, ok, t.failed("get", hash, err)
 }
@@ -192,7 +195,7 @@ func (t *Table) PutBytes(ctx context.Context, key, value []byte) error {
 // and whether there is one. No other change of the key lies between the two. The function may be called
 // several times. An error that it returns ends the update, and is returned.
 func (t *Table) UpdateBytes(ctx context.Context, key []byte, to func(old []byte, has bool) ([]byte, error)) error {
-	hash := KeyOf(key)
+	hash := t.KeyOf(key)
 	if err := checkLengths(key, nil); err != nil {
 		return t.failed("put", hash, err)
 	}
@@ -219,7 +222,7 @@ func (t *Table) UpdateBytes(ctx context.Context, key []byte, to func(old []byte,
 
 // DeleteBytes takes a key of bytes away, and reports whether the table had it.
 func (t *Table) DeleteBytes(ctx context.Context, key []byte) (bool, error) {
-	hash := KeyOf(key)
+	hash := t.KeyOf(key)
 	if err := checkLengths(key, nil); err != nil {
 		return false, t.failed("delete", hash, err)
 	}

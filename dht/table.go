@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 
@@ -97,7 +98,7 @@ func (o Options) log() uint {
 const (
 	headerElements = 2
 	headerMagic    = 0x4854_444e_4158_4521 // "!EXANDTH" from the low byte on
-	headerLayout   = 1
+	headerLayout   = 2
 	headerCounter  = elementBytes
 )
 
@@ -108,6 +109,7 @@ type Table struct {
 	header gsas.Address
 	log    uint
 	keys   uint64
+	seed   uint64         // of the hash of keys of bytes
 	parts  []gsas.Address // of the first level, of each node
 	each   uint64         // elements of a part
 
@@ -143,7 +145,7 @@ func (t *Table) create(ctx context.Context, entry [4]uint64, o Options) (err err
 	if len(o.Nodes) == 0 || len(o.Nodes) > MaxNodes {
 		return fmt.Errorf("%d nodes, and a table has 1 to %d", len(o.Nodes), MaxNodes)
 	}
-	t.log, t.keys = o.log(), o.Keys
+	t.log, t.keys, t.seed = o.log(), o.Keys, rand.Uint64()
 	t.each = (1<<t.log + uint64(len(o.Nodes)) - 1) / uint64(len(o.Nodes))
 	pages := (t.each*elementBytes + gsas.PageSize - 1) / gsas.PageSize
 	defer func() {
@@ -177,7 +179,7 @@ func (t *Table) create(ctx context.Context, entry [4]uint64, o Options) (err err
 			return err
 		}
 	}
-	first := [4]uint64{headerMagic, headerLayout | uint64(t.log)<<8 | uint64(len(t.parts))<<16, o.Keys}
+	first := [4]uint64{headerMagic, headerLayout | uint64(t.log)<<8 | uint64(len(t.parts))<<16, o.Keys, t.seed}
 	if err := t.memory.Store256(ctx, t.header, first); err != nil {
 		return err
 	}
@@ -263,7 +265,7 @@ func (t *Table) read(ctx context.Context) error {
 	if err != nil {
 		return corruptAt(t.memory.Directory(), t.header, err)
 	}
-	t.log, t.keys = uint(w[1]>>8&0xff), w[2]
+	t.log, t.keys, t.seed = uint(w[1]>>8&0xff), w[2], w[3]
 	nodes := w[1] >> 16 & 0xffff
 	if w[0] != headerMagic || w[1]&0xff != headerLayout || t.log < minLog || t.log > maxLog || nodes == 0 || nodes > MaxNodes {
 		return fmt.Errorf("the header at %#x has words %#x and %#x: %w", t.header, w[0], w[1], ErrCorrupt)

@@ -112,7 +112,7 @@ type treeOwner struct {
 	unseenUntil int64 // in the time of Now: the memory is not touched
 }
 
-// holder is whoever an operation counts for: a user, or a tree that has no memory on the node yet.
+// holder is the user for whom an operation counts, or a tree that has no memory on the node yet.
 type holder struct {
 	uid  uint32
 	tree atomics.Protection

@@ -456,7 +456,7 @@ func TestMemoryOfATreeThatHangs(t *testing.T) {
 	}
 }
 
-// plant gives a node trees, one page each from page 0 on, with memory of users.
+// plant makes trees on a node. Tree i has page i, in a memory of a user.
 func (r *rig) plant(node int, memories []*hanging, uids ...uint32) {
 	r.on(node, func() {
 		w := r.engine.Bus(node).Window(device.PL)
@@ -546,7 +546,7 @@ func TestTouchesThatAreReadyTogether(t *testing.T) {
 	m[0].touch.Store(true)
 	m[0].page.Store(false)
 	touches := m[0].touches.Load()
-	r.on(0, func() { // what ends meanwhile is taken together
+	r.on(0, func() { // the engine takes the page-ins that end meanwhile together
 		close(m[0].released)
 		time.Sleep(20 * time.Millisecond)
 	})

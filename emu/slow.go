@@ -4,7 +4,6 @@ import (
 	"maps"
 	"time"
 
-	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/space"
 )
 
@@ -66,29 +65,6 @@ func (e *Engine) usesMapping(c *call) bool {
 		return c.node.sleepers[c.index].slowUntil <= e.clock.seen
 	}
 	return c.slot.unseenUntil <= e.clock.seen && e.lateMapped < mostLate
-}
-
-// stillTouches reports whether a call that is to make the step space.Mapped still may: another touch may
-// have slept since that was decided.
-func (e *Engine) stillTouches(c *call) bool {
-	if c.atomic != nil {
-		return e.touches(c.atomic.tree)
-	}
-	return e.usesMapping(c)
-}
-
-// untouched handles that such a call may not any more, and returns it if more is to be performed.
-func (e *Engine) untouched(c *call) *call {
-	switch {
-	case c.atomic != nil:
-		return e.endOperation(c, atomics.NoMemory)
-	case c.bell != nil:
-		c.bell.Wake()
-		e.freeCall(c)
-		return nil
-	}
-	c.own.Again(c.own.Kind, c.own.Write, c.own.VA, c.own.Pages, c.own.Bufs)
-	return e.advance(c, c.space.Start(c.op, e.clock.seen, false))
 }
 
 // slowDown makes the engine make a slot's calls apart for a while, and those of new attachments of

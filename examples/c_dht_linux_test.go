@@ -69,7 +69,10 @@ func dhtWords(t *testing.T, bin string) {
 		t.Errorf("directory %#x", entry)
 	}
 	header := gsas.Address(entry[0])
-	check(header, [4]uint64{0x4854444e41584521, 1 | 7<<8 | 2<<16, 16, 0})
+	first := load(header)
+	if seed := first[3]; first != [4]uint64{0x4854444e41584521, 2 | 7<<8 | 2<<16, 16, seed} || seed == 0 {
+		t.Errorf("header %#x", first)
+	}
 	parts := load(header + 64)
 	if parts[0]>>48 != 1 || parts[1]>>48 != 2 || parts[2] != 0 || parts[3] != 0 {
 		t.Errorf("parts %#x", parts)
@@ -103,7 +106,11 @@ func dhtWords(t *testing.T, bin string) {
 
 	// A record.
 	r.want("0", "put_bytes key value")
-	h := dht.KeyOf([]byte("key"))
+	table, err := dht.Open(t.Context(), r.thread, "words")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := table.KeyOf([]byte("key"))
 	e = load(gsas.Address(parts[splitMix(h)>>57/64]) + 32*gsas.Address(splitMix(h)>>57%64))
 	if e[0] != 1<<32|8 || e[1] != h || uint32(e[3]) != 16 {
 		t.Fatalf("element of a record %#x", e)
@@ -343,7 +350,11 @@ func dhtWrong(t *testing.T, bin string) {
 	r.want("0", "compare_and_put 1 2 3 2")
 	r.want("1", "compare_and_put 1 2 3 1")
 	r.want("0x2 0x3 2 1", "get 1")
-	hash := dht.KeyOf([]byte("key"))
+	table, err := dht.Open(t.Context(), r.thread, long[:24])
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := table.KeyOf([]byte("key"))
 	r.want("0", "put %#x 7 8", hash)
 	r.want("-124: get key", "get_bytes key")
 	r.want("-124: put key", "put_bytes key value")

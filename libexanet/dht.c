@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "dht.h"
 
@@ -14,12 +15,12 @@ uint64_t dht_finalize(uint64_t x)
 	return x ^ x >> 31;
 }
 
-uint64_t dht_key(const void *key, size_t n)
+uint64_t dht_key(uint64_t seed, const void *key, size_t n)
 {
 	const unsigned char *p = key;
-	uint64_t h = dht_finalize(n ^ UINT64_C(0x9e3779b97f4a7c15));
+	uint64_t h = dht_finalize(n ^ UINT64_C(0x9e3779b97f4a7c15) ^ seed);
 	for (size_t at = 0; at < n; at += 8)
-		h = dht_finalize(h ^ get(p + at, n - at < 8 ? n - at : 8));
+		h = dht_finalize(dht_finalize(h ^ get(p + at, n - at < 8 ? n - at : 8)) ^ seed);
 	return h;
 }
 
@@ -326,14 +327,14 @@ int exanet_dht_delete(exanet_dht *t, uint64_t key)
 
 int exanet_dht_put_bytes(exanet_dht *t, const void *key, size_t n, const void *value, size_t size)
 {
-	const struct change c = { .decide = put_record, .key = dht_key(key, n <= EXANET_DHT_KEY ? n : 0), .name = { key ? key : "", n }, .bytes = { value ? value : "", size } };
+	const struct change c = { .decide = put_record, .key = dht_key(t->seed, key, n <= EXANET_DHT_KEY ? n : 0), .name = { key ? key : "", n }, .bytes = { value ? value : "", size } };
 	const int error = dht_check_bytes(c.name, c.bytes), status = error ? error : change(t, "put", &c);
 	return status < 0 ? status : 0;
 }
 
 int exanet_dht_delete_bytes(exanet_dht *t, const void *key, size_t n)
 {
-	const struct change c = { .decide = delete_key, .key = dht_key(key, n <= EXANET_DHT_KEY ? n : 0), .name = { key ? key : "", n } };
+	const struct change c = { .decide = delete_key, .key = dht_key(t->seed, key, n <= EXANET_DHT_KEY ? n : 0), .name = { key ? key : "", n } };
 	const int error = dht_check_bytes(c.name, c.bytes);
 	return error ? error : change(t, "delete", &c);
 }
@@ -366,7 +367,7 @@ int exanet_dht_get_bytes(exanet_dht *t, const void *key, size_t n, void *value, 
 	int status = dht_check_bytes(name, found);
 	if (status)
 		return status;
-	const uint64_t hash = dht_key(key, n);
+	const uint64_t hash = dht_key(t->seed, key, n);
 	uint64_t slow[4] = { 0 };
 	for (int i = 0; i < SLOW_LIMIT; i++) {
 		if ((status = find(t, hash, &p)))
@@ -500,7 +501,7 @@ static int make_table(exanet_dht *t, const struct exanet_dht_options *o, uint64_
 	for (unsigned i = 0; i < t->nodes; i += 4)	/* parts beyond the last are zero */
 		if ((error = store_words(t, t->header + ELEMENT * (HEADER_ELEMENTS + i / 4), t->parts + i)))
 			return error;
-	const uint64_t first[4] = { MAGIC, LAYOUT | (uint64_t)t->log << 8 | (uint64_t)t->nodes << 16, o->keys };
+	const uint64_t first[4] = { MAGIC, LAYOUT | (uint64_t)t->log << 8 | (uint64_t)t->nodes << 16, o->keys, t->seed };
 	if ((error = store_words(t, t->header, first)))
 		return error;
 	entry[0] = t->header;
@@ -515,6 +516,7 @@ static int read_table(exanet_dht *t)
 	if (error)
 		return dht_corrupt_if(exanet_gsas_directory(t->g), t->header, error);
 	t->log = w[1] >> 8 & 0xff;
+	t->seed = w[3];
 	t->nodes = w[1] >> 16 & 0xffff;
 	if (w[0] != MAGIC || (w[1] & 0xff) != LAYOUT || t->log < LOG_LEAST || t->log > LOG_MOST || !t->nodes || t->nodes > MAX_NODES)
 		return fail(EBADMSG, "the header at %#" PRIx64 " has words %#" PRIx64 " and %#" PRIx64 ": the table is corrupt", t->header, w[0], w[1]);
@@ -605,6 +607,8 @@ int exanet_dht_create(exanet_gsas *g, const char *name, const struct exanet_dht_
 	if (!o->nnodes || o->nnodes > MAX_NODES)
 		return opened(out, true, fail(EINVAL, "%" PRIu32 " nodes: a table has 1 to %d", o->nnodes, MAX_NODES));
 	t->log = dht_log(o->keys, o->dense);
+	if (getrandom(&t->seed, sizeof t->seed, 0) != sizeof t->seed)
+		return opened(out, true, fail(errno, "no random seed: %m"));
 	t->each = part_elements(t->log, o->nnodes);
 	return opened(out, true, make_table(t, o, entry));
 }

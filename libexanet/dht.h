@@ -6,7 +6,7 @@
 #include "gsas.h"
 
 /* Values are defined by docs/dht.md, those of the second line by this project. LOCK_ASK, LOCK_LIMIT, RETIREMENT: ns. */
-enum { ELEMENT = 32, PAGE = 4096, LAYOUT = 1, LEVELS = 8, BUCKET = 8, LOG_LEAST = 7, LOG_MOST = 40, TABLES = PAGE / ELEMENT,
+enum { ELEMENT = 32, PAGE = 4096, LAYOUT = 2, LEVELS = 8, BUCKET = 8, LOG_LEAST = 7, LOG_MOST = 40, TABLES = PAGE / ELEMENT,
        HEADER_ELEMENTS = 2, RECORD_HEADER = 8, RECORD_MOST = RECORD_HEADER + EXANET_DHT_KEY + EXANET_DHT_VALUE };
 enum { MAX_NODES = 4 * (PAGE / ELEMENT - HEADER_ELEMENTS), COUNTED = 256, ATTEMPTS = 10000, SLOW_LIMIT = 64, CONTAINERS = 4, RECORD_PAGES = 8,
        LOCK_ASK = 1000000, LOCK_LIMIT = 1000000000, RETIREMENT = 10000000 };
@@ -38,7 +38,7 @@ struct bytes { const void *at; size_t n; };
 struct exanet_dht {
 	exanet_gsas *g;
 	char name[EXANET_DHT_NAME + 1];
-	uint64_t header, each, parts[MAX_NODES];	/* each: elements of a part */
+	uint64_t header, each, seed, parts[MAX_NODES];	/* each: elements of a part */
 	unsigned log, nodes;
 	int64_t count;		/* changes of the number of keys that are kept back: atomic */
 	int64_t kept;		/* how many are, at most: atomic; more if the header could not be written */
@@ -50,7 +50,7 @@ struct exanet_dht {
  * container of level of the i-th element that a key may be in. dht_crc is CRC-32C. dht_log returns the logarithm of the
  * number of elements of the first level. dht_next returns word 0 of the update that follows one: flags and the next version. */
 uint64_t dht_finalize(uint64_t x);
-uint64_t dht_key(const void *key, size_t n);
+uint64_t dht_key(uint64_t seed, const void *key, size_t n);
 int dht_slot(uint64_t key, int level, int i);
 uint32_t dht_crc(const unsigned char *, size_t n);
 unsigned dht_log(uint64_t keys, bool dense);

@@ -151,7 +151,7 @@ func (e *Engine) Accesses(nodeIndex int) Accesses { return e.nodes[nodeIndex].ac
 // RecordHeader returns the header of a recording of this engine (package record).
 func (e *Engine) RecordHeader() record.Header {
 	return record.Header{
-		Nodes: len(e.nodes), Base: e.cfg.Base, VABits: e.cfg.VABits, NoTXFIFO: e.cfg.NoTXFIFO, Stall: e.cfg.Stall, SVA: e.cfg.Outside == nil, Queues: e.nodes[0].outside.DMA != nil, Windows: true, GSAS: e.cfg.Outside == nil,
+		Nodes: len(e.nodes), Base: e.cfg.Base, VABits: e.cfg.VABits, NoTXFIFO: e.cfg.NoTXFIFO, Stall: e.cfg.Stall, SVA: e.cfg.Outside == nil, Queues: e.nodes[0].outside.DMA != nil, Windows: true, GSAS: e.cfg.Outside == nil || e.nodes[0].outside.Words != nil,
 		Epoch: e.epoch, Started: e.base.UnixNano(), Firmware: e.cfg.Firmware,
 	}
 }

@@ -2,6 +2,7 @@ package queues_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/exanet/pfd/device"
@@ -28,6 +29,7 @@ type node struct {
 	calls []int
 	off   int
 	came  []device.Event // messages
+	told  [][2]uint64    // pages that are wanted, calls, refusals
 	prod  uint32         // events
 	err   error
 }
@@ -64,6 +66,11 @@ func newNode(t testing.TB) *node {
 		Message: func(m int, source uint64, words *[device.EntryWords]uint64) {
 			n.came = append(n.came, device.Event{Index: uint8(m), Cookie: source, Message: *words})
 		},
+		Wanted: func(page uint64) { n.told = append(n.told, [2]uint64{page}) },
+		Called: func(id uint32, words *[device.EntryWords]uint64) {
+			n.told = append(n.told, [2]uint64{uint64(id), words[0]})
+		},
+		Refused: func(iface, channel int) { n.told = append(n.told, [2]uint64{uint64(iface), uint64(channel)}) },
 	})
 	n.regs[window{n, device.PL}.key(device.PLCommandQueue+device.QueueDoorbell)] = device.DoorbellTakes | device.DoorbellMail
 	if err := n.q.Start(); err != nil {
@@ -297,6 +304,37 @@ func TestMessages(t *testing.T) {
 	n.q.Vector(device.VectorFault)
 	if n.q.Messages() || n.q.SendMessage(box, 2, 77, 9, []uint64{1}) {
 		t.Error("messages by queues that are off")
+	}
+}
+
+// The messages of threads come for the domain in the slot that PKTZ_PROT names; pages that a unit wants, calls
+// and refusals are passed on; an answer is a command.
+func TestThreads(t *testing.T) {
+	n := newNode(t)
+	const box, slot = 40, 3
+	n.set(device.PL, device.PLPDCfg+8*slot, device.PDCfg(5, 0x9000001))
+	n.set(device.PL, device.PLPktzProt+8*box, device.PktzProt(0x800000, slot))
+	n.set(device.PL, device.PLMboxCfg+8*box, device.ThreadMboxCfg(5, 0x800000))
+	if v := n.regs[window{n, device.PL}.key(device.PLMboxCfg+8*box)]; v != device.ThreadMboxCfg(5, 0x800000)|device.MboxEvents {
+		t.Errorf("MBOX_CFG of a thread is %#x", v)
+	}
+	n.tell(device.Event{Kind: device.EventMessage, Index: box, Cookie: 9, Generation: 1})
+	n.tell(device.Event{Kind: device.EventMessage, Index: box, Cookie: 9, Generation: 2})
+	n.tell(device.Event{Kind: device.EventWant, Address: 0x400007})
+	n.tell(device.Event{Kind: device.EventCall, Cookie: 77, Message: [6]uint64{1, 2, 3}})
+	n.tell(device.Event{Kind: device.EventRefused, Index: box, Channel: 2})
+	n.q.Vector(device.VectorFIFO)
+	if len(n.came) != 1 || n.came[0].Index != box {
+		t.Errorf("messages %+v", n.came)
+	}
+	if want := [][2]uint64{{0x400007}, {77, 1}, {box, 2}}; !slices.Equal(n.told, want) {
+		t.Errorf("told %v, want %v", n.told, want)
+	}
+	if !n.q.Answer(77, 3, 9) {
+		t.Fatal("no room")
+	}
+	if c, ok := n.command(0); !ok || c.Kind != device.CommandAnswer || c.Address != 77 || c.Index != 3 || c.Value != 9 {
+		t.Errorf("an answer: %+v", c)
 	}
 }
 

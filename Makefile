@@ -45,6 +45,7 @@ check:
 # would take ten times as long. `race` runs 300 of them with it.
 seeds:
 	GOGC=400 PFD_FABRIC=10000 PFD_CHURN=10000 PFD_TREES=2000 CGO_ENABLED=0 $(GO) test -count=1 -timeout 9m -run 'TestFabric$$|TestChurn$$|TestTrees$$' ./internal/sim
+	PFD_DHT=2000 CGO_ENABLED=0 $(GO) test -count=1 -timeout 5m -run 'TestSimulated$$' ./dht
 
 # Mutants of the firmware: each must be noticed; the mean number of seeds is told.
 mutants:

@@ -12,7 +12,7 @@ import (
 )
 
 // words is a model of the address space for one tree: each operation is done at once, as a unit does it.
-// The live address space and the simulated one are tested in live_test.go and internal/sim.
+// live_linux_test.go has the live address space, and sim_test.go the simulated one.
 type words struct {
 	mu     sync.Mutex // parts of a large record come at once
 	at     map[gsas.Address][4]uint64

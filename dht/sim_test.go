@@ -378,8 +378,8 @@ func (s *simulated) histories(seed uint64) error {
 	return nil
 }
 
-// TestSimulated: histories of keys over simulated nodes are linearizable, whatever messages are lost, doubled
-// or late, and whoever dies. PFD_DHT is their number; PFD_SEED selects one.
+// TestSimulated: histories of keys over simulated nodes are linearizable, although messages are lost, doubled
+// or late, and clients die. PFD_DHT is their number; PFD_SEED selects one.
 func TestSimulated(t *testing.T) {
 	first, count := uint64(0), uint64(100)
 	if v, err := strconv.ParseUint(os.Getenv("PFD_DHT"), 10, 32); err == nil {

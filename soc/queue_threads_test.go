@@ -87,7 +87,7 @@ func TestQueueThreads(t *testing.T) {
 	}
 	b.write32(device.PL, device.PLGSASCtrl, device.GSASEnable)
 
-	// What comes while the queue is full stays, and is told once there is room.
+	// A page that is wanted while the queue is full is told once there is room.
 	for range 16 {
 		q.command(device.Command{Kind: device.CommandNop})
 	}

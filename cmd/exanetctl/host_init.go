@@ -21,8 +21,9 @@ func (a *app) hostInitCommand() *cobra.Command {
 		Use:   "init DIR HOST=ADDRESS[,nodes=N]...",
 		Short: "Make the list of hosts and the certificates of a new cluster",
 		Long: `init makes in DIR what the machines of a cluster need: hosts.toml, which lists
-them, a certificate authority, and for each HOST a certificate, its key, and the
-lines of its pfd.toml. ADDRESS is a name or a number, with or without :PORT; a
+them, a certificate authority, the groups whose processes are on several hosts
+(your default group), and for each HOST a certificate, its key, and the lines of
+its pfd.toml. ADDRESS is a name or a number, with or without :PORT; a
 host has one node without nodes=N. init prints which files to copy where, and
 what to run there. It overwrites nothing. It does not need pfd.
 
@@ -144,10 +145,10 @@ func hostsMade(ready []hosts.Ready) (list []hostMade) {
 // sayHost prints which files a host needs, and what to run there.
 func (a *app) sayHost(r *hosts.Ready) {
 	to := at(r.Address)
-	fmt.Fprintf(a.out, "\nHost %s: address %s, nodes %s, PDIDs %s. If %s is not its host name: echo 'HOSTD_OPTIONS=--name %s' >/etc/default/exanet-hostd there.\n", r.Name, r.Address, r.Nodes, r.PDIDs, r.Name, r.Name)
+	fmt.Fprintf(a.out, "\nHost %s: address %s, nodes %s, PDIDs %s.\n", r.Name, r.Address, r.Nodes, r.PDIDs)
 	fmt.Fprintf(a.out, "  scp %s %s:/etc/exanet/\n", strings.Join(r.Files, " "), bracketed(to))
-	fmt.Fprintf(a.out, "  ssh %s 'cd /etc/exanet && cat %s.pfd.toml >>pfd.toml && chown exanet-host %s && systemctl restart pfd && systemctl enable --now exanet-hostd'\n",
-		to, r.Name, filepath.Base(r.Files[3]))
+	fmt.Fprintf(a.out, "  ssh %s 'cd /etc/exanet && cat %s.pfd.toml >>pfd.toml && chown exanet-host %s && echo HOSTD_OPTIONS=--name=%s >/etc/default/exanet-hostd && systemctl restart pfd && systemctl enable --now exanet-hostd'\n",
+		to, r.Name, filepath.Base(r.Files[3]), r.Name)
 }
 
 // at returns root at the host of an address, as ssh names it.

@@ -21,8 +21,8 @@ func TestHostInit(t *testing.T) {
 		"the files of cluster lab. Keep " + dir + "/ca.key secret",
 		"Host a: address 192.0.2.1:9480, nodes 0-0, PDIDs 0x100-0x1ff",
 		"Host b: address [2001:db8::1]:9480, nodes 1-4, PDIDs 0x200-0x2ff",
-		"  scp " + strings.Join([]string{dir + "/hosts.toml", dir + "/ca.pem", dir + "/b.pem", dir + "/b.key", dir + "/b.pfd.toml"}, " ") + " root@[2001:db8::1]:/etc/exanet/\n",
-		"  ssh root@2001:db8::1 'cd /etc/exanet && cat b.pfd.toml >>pfd.toml && chown exanet-host b.key && systemctl restart pfd && systemctl enable --now exanet-hostd'\n",
+		"  scp " + strings.Join([]string{dir + "/hosts.toml", dir + "/ca.pem", dir + "/b.pem", dir + "/b.key", dir + "/b.pfd.toml", dir + "/groups"}, " ") + " root@[2001:db8::1]:/etc/exanet/\n",
+		"  ssh root@2001:db8::1 'cd /etc/exanet && cat b.pfd.toml >>pfd.toml && chown exanet-host b.key && echo HOSTD_OPTIONS=--name=b >/etc/default/exanet-hostd && systemctl restart pfd && systemctl enable --now exanet-hostd'\n",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
@@ -30,7 +30,7 @@ func TestHostInit(t *testing.T) {
 	}
 	code, out, errs = ctl("-j", "host", "add", dir, "c=c.example:77")
 	var made []hostMade
-	if err := json.Unmarshal([]byte(out), &made); code != exitOK || err != nil || len(made) != 1 || made[0].Nodes != "5-5" || made[0].Address != "c.example:77" || len(made[0].Files) != 5 {
+	if err := json.Unmarshal([]byte(out), &made); code != exitOK || err != nil || len(made) != 1 || made[0].Nodes != "5-5" || made[0].Address != "c.example:77" || len(made[0].Files) != 6 {
 		t.Errorf("exit code %d: %s%s", code, out, errs)
 	}
 	code, out, _ = ctl("host", "add", dir, "d=192.0.2.4")

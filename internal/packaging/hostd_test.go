@@ -53,6 +53,7 @@ func (m *machine) hosts(t *testing.T) {
 			return show("StatusText") == "host a of lab: pfd is connected, 0 of 1 links up" && show("ActiveState") == "active"
 		})
 	}
+	m.run("mkdir", "-p", "/etc/default")
 	// Without a list it does not start, and systemd does not try again.
 	if out, err := m.try("systemctl", "start", "exanet-hostd"); err == nil || show("NRestarts") != "0" {
 		t.Errorf("started without a list: %s, %s restarts", out, show("NRestarts"))
@@ -62,7 +63,6 @@ func (m *machine) hosts(t *testing.T) {
 	// The commands copy to this machine instead of another one.
 	steps = strings.ReplaceAll(strings.ReplaceAll(steps, "scp ", "cp "), " root@127.0.0.1:", " ")
 	steps = strings.ReplaceAll(steps, "ssh root@127.0.0.1 ", "sh -ec ")
-	m.put("/etc/default/exanet-hostd", "HOSTD_OPTIONS=--name a\n")
 	// A call that the unit's filter forbids kills it in this test.
 	m.put("/etc/systemd/system/exanet-hostd.service.d/test.conf", "[Service]\nSystemCallErrorNumber=kill\n")
 	m.run("systemctl", "daemon-reload")

@@ -138,7 +138,7 @@ func TestInitAndAdd(t *testing.T) {
 		t.Errorf("the file was\n%s\nand is\n%s (%v)", before, after, err)
 	}
 	part, err := os.ReadFile(filepath.Join(dir, "c.pfd.toml"))
-	if err != nil || !strings.HasSuffix(string(part), "nodes = 2\nnode-base = 5\npdid-range = \"0x300-0x3ff\"\n") {
+	if err != nil || !strings.HasSuffix(string(part), "nodes = 2\nnode-base = 5\npdid-range = \"0x300-0x3ff\"\ngroups = \"/etc/exanet/groups\"\n") {
 		t.Errorf("%s, %v", part, err)
 	}
 	f, err := Read(path)

@@ -23,7 +23,15 @@ const (
 	FileName = "hosts.toml"
 	caCert   = "ca.pem"
 	caKey    = "ca.key"
+	groups   = "groups"
 )
+
+// etcGroups is where the hosts have the file of groups.
+const etcGroups = "/etc/exanet/" + groups
+
+// groupPDID is the first PDID of the first group: groups of several hosts have PDIDs below all
+// blocks. Defined by this project.
+const groupPDID = 0x10
 
 // ErrExists reports a file that exists already: nothing is overwritten.
 var ErrExists = errors.New("nothing is overwritten")
@@ -41,8 +49,9 @@ type Ready struct {
 	Files []string // to be copied to it
 }
 
-// Init makes the files of a cluster in dir: hosts.toml, the certificate authority, and for each
-// host a certificate, a key, and a part of pfd.toml. Errors match ErrFile or ErrExists.
+// Init makes the files of a cluster in dir: hosts.toml, the certificate authority, the groups that
+// have processes on several hosts, and for each host a certificate, a key, and a part of pfd.toml.
+// The calling user's default group is the first of these groups. Errors match ErrFile or ErrExists.
 func Init(dir, cluster string, list []New, now time.Time) ([]Ready, error) {
 	path := filepath.Join(dir, FileName)
 	text := []byte(fmt.Sprintf(`# The hosts of the cluster: the same file on each of them. After a change copy it to all
@@ -69,6 +78,11 @@ cluster = %q
 	w.add(filepath.Join(dir, caCert), cert, 0o644)
 	w.add(filepath.Join(dir, caKey), key, 0o600)
 	w.add(path, text, 0o644)
+	w.add(filepath.Join(dir, groups), fmt.Appendf(nil, `# Groups whose processes are on several hosts: UID GROUP FIRST-PDID. The same file on each host,
+# where the users must have the same numbers. A group has 16 PDIDs, below those of the hosts
+# (%#x). After a change restart pfd.
+%d default %#x
+`, blockSize, os.Getuid(), groupPDID), 0o644)
 	ready, err := f.issue(w, ca, f.Hosts, now)
 	if err != nil {
 		return nil, err
@@ -176,11 +190,11 @@ func (f *File) issue(w *writer, ca *CA, list []Host, now time.Time) (ready []Rea
 			return nil, err
 		}
 		part := filepath.Join(filepath.Dir(f.path), h.Name+".pfd.toml")
-		r := Ready{h, []string{f.path, f.beside(f.CA, caCert), f.beside(h.Certificate, h.Name+".pem"), f.beside(h.Key, h.Name+".key"), part}}
+		r := Ready{h, []string{f.path, f.beside(f.CA, caCert), f.beside(h.Certificate, h.Name+".pem"), f.beside(h.Key, h.Name+".key"), part, filepath.Join(filepath.Dir(f.path), groups)}}
 		w.add(r.Files[2], cert, 0o644)
 		w.add(r.Files[3], key, 0o600)
-		w.addSame(part, fmt.Appendf(nil, "# For /etc/exanet/pfd.toml of host %s: its numbers in %s.\nnodes = %d\nnode-base = %d\npdid-range = \"%#x-%#x\"\n",
-			h.Name, FileName, h.nodes[1]-h.nodes[0]+1, h.nodes[0], uint16(h.pdids[0]), uint16(h.pdids[1])))
+		w.addSame(part, fmt.Appendf(nil, "# For /etc/exanet/pfd.toml of host %s: its numbers in %s.\nnodes = %d\nnode-base = %d\npdid-range = \"%#x-%#x\"\ngroups = %q\n",
+			h.Name, FileName, h.nodes[1]-h.nodes[0]+1, h.nodes[0], uint16(h.pdids[0]), uint16(h.pdids[1]), etcGroups))
 		ready = append(ready, r)
 	}
 	return ready, nil

@@ -46,7 +46,7 @@ func Start(program string) (*Process, error) {
 	}
 	defer none.Close()
 	// It has nothing that others wait for, because it may outlive this process.
-	p, err := os.StartProcess(program, []string{"pfd", Command}, &os.ProcAttr{Dir: "/", Env: []string{}, Files: []*os.File{none, none, none, other}})
+	p, err := os.StartProcess(program, []string{"pfd", Command}, &os.ProcAttr{Env: []string{}, Files: []*os.File{none, none, none, other}})
 	if err != nil {
 		return nil, fmt.Errorf("start the process that discards pages: %w", err)
 	}

@@ -45,13 +45,14 @@ func Start(program string) (*Process, error) {
 		return nil, err
 	}
 	defer none.Close()
-	// It has nothing that others wait for, because it may outlive this process.
-	p, err := os.StartProcess(program, []string{"pfd", Command}, &os.ProcAttr{Env: []string{}, Files: []*os.File{none, none, none, other}})
-	if err != nil {
+	// It has nothing that others wait for, because it may outlive this process. Package os makes calls for
+	// it that pfd's unit forbids.
+	files := []uintptr{none.Fd(), none.Fd(), none.Fd(), other.Fd()}
+	if _, err = syscall.ForkExec(program, []string{"pfd", Command}, &syscall.ProcAttr{Env: []string{}, Files: files}); err != nil {
 		return nil, fmt.Errorf("start the process that discards pages: %w", err)
 	}
 	c, err := net.FileConn(own)
-	if err = errors.Join(err, p.Release()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return &Process{c.(*net.UnixConn)}, nil

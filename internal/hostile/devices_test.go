@@ -87,6 +87,7 @@ var alone = map[string]string{
 	"TestAttachDuringAConnectFlood":      "of pfd's sockets alone",
 	"TestMalformedAttachments":           "the same",
 	"TestLingering":                      "the same",
+	"TestTableLargerThanMemory":          "the limit is of pfd's memory; a device elsewhere has its own",
 	"TestLogFlood":                       "of pfd's log alone",
 }
 

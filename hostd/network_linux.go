@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
@@ -18,8 +19,12 @@ import (
 
 // Values below are defined by this project.
 const (
-	// dialTime bounds a dial: pfd asks again soon, so that a cable that is back is noticed.
-	dialTime = time.Second
+	// dialTime bounds a dial, in which attempts of at most attemptTime follow each other, attemptPause
+	// apart: TCP itself sends its first packet again only after a second, and a cable that is back is to
+	// be noticed sooner. pfd asks for another dial.
+	dialTime     = time.Second
+	attemptTime  = 300 * time.Millisecond
+	attemptPause = 20 * time.Millisecond
 	// acceptsPerSecond is how many connections of one address are accepted in a second: a host that
 	// dials again needs two each 100 ms. maxAddresses bounds the addresses that are counted.
 	acceptsPerSecond = 64
@@ -91,10 +96,30 @@ func peerOf(c net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// dial connects to a host. A UDP socket has the address of this host, own, as its source: the
-// peer's is connected to it.
+// dial connects to a host within dialTime.
 func dial(ctx context.Context, address, own string, udp bool) (net.Conn, error) {
-	d := net.Dialer{Timeout: dialTime}
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	for why := error(nil); ; {
+		c, err := attempt(ctx, address, own, udp)
+		if err == nil {
+			return c, nil
+		}
+		if why == nil || !errors.Is(err, os.ErrDeadlineExceeded) { // a time-out says least
+			why = err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, why
+		case <-time.After(attemptPause):
+		}
+	}
+}
+
+// attempt tries to connect to a host. A UDP socket has the address of this host, own, as its source: the
+// peer's is connected to it.
+func attempt(ctx context.Context, address, own string, udp bool) (net.Conn, error) {
+	d := net.Dialer{Timeout: attemptTime}
 	if !udp {
 		c, err := d.DialContext(ctx, "tcp", address)
 		if err == nil {

@@ -64,7 +64,7 @@ Rules of alerts for Prometheus, a dashboard for Grafana, drop-ins for the unit.
 .I /usr/share/doc/exanet/
 Documents and examples.`},
 		},
-		SeeAlso: "\\fBexanet(7)\\fP, \\fBpfd.toml(5)\\fP, \\fBexanetctl(1)\\fP",
+		SeeAlso: "\\fBexanet(7)\\fP, \\fBexanet\\-hostd(8)\\fP, \\fBpfd.toml(5)\\fP, \\fBexanetctl(1)\\fP",
 	}
 	if err := p.Write(command(nil, os.Stderr), dir); err != nil {
 		return err

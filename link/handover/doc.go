@@ -3,5 +3,5 @@
 // wants to be dialed.
 //
 // The socket is of type SOCK_SEQPACKET: one packet is one message, a JSON object of at most
-// MaxMessage bytes, with at most one descriptor.
+// MaxMessage bytes, with at most one descriptor (docs/spec/hosts.md 6).
 package handover

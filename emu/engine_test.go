@@ -29,6 +29,7 @@ type rig struct {
 	managers []*domain.Manager
 	sides    []*side
 	closes   []func() // after the engine's end
+	stop     func()   // ends the engine
 }
 
 type side struct {
@@ -66,12 +67,12 @@ func newRigOf(t testing.TB, cfg emu.Config, policy fault.Policy, prepare ...func
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n := range 2 {
+	for n := range cfg.Nodes {
 		b := e.Bus(n)
-		d := fault.New(fault.Config{Bus: b, Memory: e.Space(n), Node: device.NodeID(n), Now: e.Now})
+		d := fault.New(fault.Config{Bus: b, Memory: e.Space(n), Node: e.Base() + device.NodeID(n), Now: e.Now})
 		r.drivers = append(r.drivers, d)
 		go func() { _ = b.Serve(ctx, d) }()
-		m, err := domain.NewManager(b, device.NodeID(n), dir, options...)
+		m, err := domain.NewManager(b, e.Base()+device.NodeID(n), dir, options...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,9 +100,9 @@ func newRigOf(t testing.TB, cfg emu.Config, policy fault.Policy, prepare ...func
 		})
 		r.sides = append(r.sides, s)
 	}
+	r.stop = func() { cancel(); <-done }
 	t.Cleanup(func() {
-		cancel()
-		<-done
+		r.stop()
 		for _, f := range r.closes {
 			f()
 		}
@@ -129,25 +130,39 @@ func (r *rig) write(ch int, d device.Descriptor) uint32 {
 }
 
 func (r *rig) ring(ch int, d device.Descriptor) {
-	p := r.sides[0].pages
 	d.DstGeneration = r.sides[1].domain.Generation
-	p.Publish(ch, &d)
-	for !p.Ring(ch) { // until the last doorbell is taken
+	r.sides[0].ring(ch, d)
+}
+
+func (s *side) ring(ch int, d device.Descriptor) {
+	s.pages.Publish(ch, &d)
+	for !s.pages.Ring(ch) { // until the last doorbell is taken
 		runtime.Gosched()
 	}
-	if p.Kick() {
-		_, _ = unix.Write(r.sides[0].mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	s.kick()
+}
+
+func (s *side) kick() {
+	if s.pages.Kick() {
+		_, _ = unix.Write(s.mem.WakeFD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
 }
 
 func (r *rig) wait(ch int, d device.Descriptor) uint32 {
+	r.t.Helper()
+	return r.sides[0].wait(r.t, ch)
+}
+
+func (s *side) wait(t testing.TB, ch int) uint32 {
+	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); ; {
-		if v := r.sides[0].pages.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
+		if v := s.pages.Done(ch); v == device.DoneCompleted || v == device.DoneFailed {
 			return v
 		}
 		if time.Now().After(deadline) {
-			r.t.Fatalf("transfer of %d bytes does not end", d.Size)
+			t.Fatalf("the transfer on channel %d does not end", ch)
 		}
+		runtime.Gosched()
 	}
 }
 

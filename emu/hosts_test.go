@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
@@ -15,6 +17,8 @@ import (
 	"github.com/exanet/pfd/gup"
 	"github.com/exanet/pfd/internal/sim"
 	"github.com/exanet/pfd/internal/suite"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/packetizer"
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/wire"
 	"github.com/exanet/pfd/space"
@@ -36,12 +40,13 @@ type cable struct {
 
 // end is the Carrier of one engine.
 type end struct {
-	cable  *cable
-	self   int
-	engine *emu.Engine
-	wake   chan struct{}
+	cable *cable
+	self  int
+	wake  chan struct{}
 
 	// Guarded by cable.mu.
+	engine  *emu.Engine
+	stopped chan struct{} // closed when engine has ended
 	waiting []*wire.Frame
 	full    bool
 }
@@ -89,7 +94,7 @@ func (e *end) carry(ended <-chan struct{}) {
 	done := make(chan struct{}, 1)
 	for {
 		c.mu.Lock()
-		frames := e.waiting
+		to, stopped, frames := other.engine, other.stopped, e.waiting
 		e.waiting = nil
 		if e.full {
 			e.full = false
@@ -99,9 +104,10 @@ func (e *end) carry(ended <-chan struct{}) {
 		}
 		c.mu.Unlock()
 		if len(frames) > 0 {
-			other.engine.Arrive(frames, func() { done <- struct{}{} })
+			to.Arrive(frames, func() { done <- struct{}{} })
 			select {
 			case <-done:
+			case <-stopped:
 			case <-ended:
 				return
 			}
@@ -130,6 +136,13 @@ func (c *cable) set(up bool) {
 		}
 		e.engine.LinkReady(device.NodeID(1-i), device.NodeID(1-i), up)
 	}
+}
+
+// connect connects an end to its engine.
+func (c *cable) connect(i int, e *emu.Engine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ends[i].engine, c.ends[i].stopped = e, make(chan struct{})
 }
 
 // hosts is a machine of two engines.
@@ -169,7 +182,8 @@ func (h *hosts) boot(t testing.TB, i int, bare bool, prepare ...func(i int, e *e
 	for _, f := range prepare {
 		f(i, e)
 	}
-	h.engines[i], h.ends[i].engine = e, e
+	h.engines[i] = e
+	h.connect(i, e)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = e.Run(ctx) }()
@@ -255,4 +269,227 @@ func TestCable(t *testing.T) {
 			}
 		})
 	}
+}
+
+// rigAt boots host i of a cable, with a process.
+func rigAt(t testing.TB, c *cable, i int) *rig {
+	t.Helper()
+	return newRigOf(t, emu.Config{Nodes: 1, Base: device.NodeID(i), Carrier: c.ends[i]}, fault.PIA, func(e *emu.Engine) { c.connect(i, e) })
+}
+
+// join carries the frames of a cable whose hosts are booted.
+func (c *cable) join(t testing.TB) {
+	ended := make(chan struct{})
+	for _, e := range c.ends {
+		c.wg.Go(func() { e.carry(ended) })
+	}
+	t.Cleanup(func() { close(ended); c.wg.Wait() })
+}
+
+// arrive passes frames to a host, and returns when it has taken them.
+func arrive(e *emu.Engine, frames []*wire.Frame) {
+	done := make(chan struct{})
+	e.Arrive(frames, func() { close(done) })
+	<-done
+}
+
+// to returns the descriptor of a write from one host to the other.
+func (r *rig) to(other *rig, src, dst []byte) device.Descriptor {
+	return device.Descriptor{
+		Src: va(src), Dst: va(dst), Size: uint32(len(src)), DstNode: other.engine.Base(),
+		DstPDID: other.sides[0].domain.PDID, DstGeneration: other.sides[0].domain.Generation,
+	}
+}
+
+// A host is killed and comes back at once with the same ids. Every frame of its old life, and every frame to
+// its old life, arrives again, and not one byte lands, no transfer ends and nothing crashes. Frames that come
+// from outside in the name of an own node, or that no sender makes, are refused.
+func TestOldLife(t *testing.T) {
+	c := newCable()
+	var old []*wire.Frame
+	spying := true
+	c.spy = func(f *wire.Frame) {
+		if spying {
+			old = append(old, clone(f))
+		}
+	}
+	a, b := rigAt(t, c, 0), rigAt(t, c, 1)
+	c.join(t)
+	const size = 200 << 10
+	src, atA, atB := bytes.Repeat([]byte{0xa5}, size), absent(t, size), absent(t, size)
+	for round := range 3 {
+		c.mu.Lock()
+		c.loss = 0.02 * float64(round)
+		c.mu.Unlock()
+		a.sides[0].ring(round, a.to(b, src, atB))
+		b.sides[0].ring(round, b.to(a, src, atA))
+		if v, w := a.sides[0].wait(t, round), b.sides[0].wait(t, round); v != device.DoneCompleted || w != device.DoneCompleted {
+			t.Fatalf("done %d and %d", v, w)
+		}
+	}
+	c.mu.Lock()
+	c.loss = 1 // these do not arrive in that life
+	before := len(old)
+	c.mu.Unlock()
+	a.sides[0].ring(8, a.to(b, src, atB))
+	b.sides[0].ring(8, b.to(a, src, atA))
+	for sent := false; !sent; runtime.Gosched() {
+		c.mu.Lock()
+		from := func(id device.NodeID) bool {
+			return slices.ContainsFunc(old[before:], func(f *wire.Frame) bool { return f.SrcNode == id && f.Kind == wire.Data })
+		}
+		sent = from(0) && from(1)
+		c.mu.Unlock()
+	}
+	c.set(false)
+	a.stop()
+	close(c.ends[0].stopped)
+	c.mu.Lock()
+	spying, c.loss = false, 0
+	c.mu.Unlock()
+
+	next := rigAt(t, c, 0)
+	c.set(true)
+	if v := b.sides[0].wait(t, 8); v != device.DoneFailed {
+		t.Errorf("a write to a process that was killed: done %d", v)
+	} else if status, _ := b.sides[0].pages.Status(8); status != device.StatusDomain {
+		t.Errorf("a write to a process that was killed: status %d", status)
+	}
+	other := bytes.Repeat([]byte{0x5a}, size)
+	next.sides[0].ring(0, next.to(b, other, atB))
+	b.sides[0].ring(0, b.to(next, other, atA))
+	if v, w := next.sides[0].wait(t, 0), b.sides[0].wait(t, 0); v != device.DoneCompleted || w != device.DoneCompleted {
+		t.Fatalf("done %d and %d", v, w)
+	}
+	if len(old) < 100 {
+		t.Fatalf("%d frames of the old life", len(old))
+	}
+	chance := rand.New(rand.NewPCG(5, 6))
+	for range 3 {
+		chance.Shuffle(len(old), func(i, k int) { old[i], old[k] = old[k], old[i] })
+		for i, r := range []*rig{next, b} {
+			var frames []*wire.Frame
+			for _, f := range old {
+				if f.DstNode == device.NodeID(i) {
+					frames = append(frames, clone(f))
+				}
+			}
+			arrive(r.engine, frames)
+		}
+	}
+	forged := clone(old[0])
+	forged.SrcNode, forged.DstNode = 0, 0
+	long := &wire.Frame{Header: wire.Header{Kind: wire.Data, SrcNode: 1}, Payload: make([]byte, device.BlockSize+1)}
+	arrive(next.engine, []*wire.Frame{
+		forged, long, {Header: wire.Header{Kind: wire.Message, SrcNode: 1}, MessageLen: 9}, {Header: wire.Header{Kind: wire.Message, SrcNode: 1, DstMailbox: 64}},
+		{Header: wire.Header{Kind: wire.Ack, SrcNode: 1, SrcInterface: 64}, MessageLen: 1}, {Header: wire.Header{Kind: 9, SrcNode: 1}}, {Header: wire.Header{DstNode: 77}},
+	})
+	// Whatever the frames have caused has ended before these.
+	for ch, r := range []*rig{next, b} {
+		if v := r.sides[0].pages.Done(5); v != device.DoneReset && v != 0 {
+			t.Errorf("host %d: channel 5 was not used, and has done %d", ch, v)
+		}
+	}
+	end := absent(t, size)
+	next.sides[0].ring(1, next.to(b, other, end))
+	b.sides[0].ring(1, b.to(next, other, absent(t, size)))
+	if v, w := next.sides[0].wait(t, 1), b.sides[0].wait(t, 1); v != device.DoneCompleted || w != device.DoneCompleted {
+		t.Fatalf("done %d and %d", v, w)
+	}
+	if !bytes.Equal(atA, other) || !bytes.Equal(atB, other) {
+		t.Error("bytes of an old life have landed")
+	}
+}
+
+// A host that is gone, or that drains: writes and reads end with status 10, messages are refused, and all of
+// that again until it is back.
+func TestGone(t *testing.T) {
+	c := newCable()
+	a, b := rigAt(t, c, 0), rigAt(t, c, 1)
+	c.join(t)
+	p := a.sides[0]
+	src, dst := bytes.Repeat([]byte{7}, 4096), absent(t, 4096)
+	words := absent(t, 4096)
+	write := func(ch int, status uint8) {
+		t.Helper()
+		a.on(0, func() {}) // the engine has been told before the doorbell
+		p.ring(ch, a.to(b, src, dst))
+		v := p.wait(t, ch)
+		if got, _ := p.pages.Status(ch); (v == device.DoneCompleted) != (status == 0) || status != 0 && got != status {
+			t.Errorf("a write: done %d, status %d, want status %d", v, got, status)
+		}
+	}
+	other := b.sides[0].domain
+	ask := func(tag uint16) {
+		t.Helper()
+		m := mailbox.ReadRequest{
+			Tag: tag, Size: 4096, Src: va(src), Dst: va(dst), Notify: va(words), First: 1, Last: uint64(tag), Target: other.PDID, TargetGeneration: other.Generation,
+		}.Encode()
+		if !p.pages.SendTo(0, packetizer.Destination(1, device.MailboxRead, 0), 1, m[:]) {
+			t.Fatal("the packetizer is busy")
+		}
+		p.kick()
+	}
+	answer := func(tag uint16) {
+		t.Helper()
+		var m attach.Mail
+		for deadline := time.Now().Add(2 * time.Minute); ; runtime.Gosched() {
+			if ok, _ := p.pages.TakeMail(&m); ok {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("the read is not answered")
+			}
+		}
+		got, err := mailbox.DecodeAnswer(m.Words[0])
+		if err != nil || got != (mailbox.Ack{Transaction: device.TransactionID(tag), Code: device.CodeReserved, Sequence: device.StatusGone}) {
+			t.Errorf("read %d is answered by %+v, %v", tag, got, err)
+		}
+	}
+	write(0, 0)
+	c.set(false)
+	p.ring(1, a.to(b, src, dst))
+	ask(1)
+	for deadline := time.Now().Add(2 * time.Minute); underway(a, 1) != 2; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d transfers under way, want 2", underway(a, 1))
+		}
+	}
+	a.engine.Gone(1, 1)
+	if v := p.wait(t, 1); v != device.DoneFailed {
+		t.Errorf("done %d", v)
+	} else if status, _ := p.pages.Status(1); status != device.StatusGone {
+		t.Errorf("status %d", status)
+	}
+	answer(1)
+	write(2, device.StatusGone)
+	ask(2)
+	answer(2)
+	if n := underway(a, 1); n != 0 {
+		t.Errorf("%d transfers under way", n)
+	}
+	c.set(true)
+	write(3, 0)
+	a.engine.Drain(1, 1, true)
+	write(4, device.StatusGone)
+	ask(3)
+	answer(3)
+	a.engine.Drain(1, 1, false)
+	write(5, 0)
+	// A node that no host has.
+	d := a.to(b, src, dst)
+	d.DstNode = 9
+	p.ring(6, d)
+	if v := p.wait(t, 6); v != device.DoneFailed {
+		t.Errorf("done %d", v)
+	} else if status, _ := p.pages.Status(6); status != device.StatusDecode {
+		t.Errorf("status %d", status)
+	}
+}
+
+func underway(r *rig, other device.NodeID) int {
+	n := make(chan int)
+	r.on(0, func() {}) // after what was rung
+	r.engine.Underway(other, other, func(sum int) { n <- sum })
+	return <-n
 }

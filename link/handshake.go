@@ -151,8 +151,8 @@ func (l *Links) greet(h *pending) (*conn, *peer, error) {
 	p, err := l.accept(c, view, own, theirs, h)
 	if err != nil {
 		_ = c.record(recordRefusal, []byte(truncate(err.Error(), maxRefusal)))
-		if view.keys == nil {
-			p = h.dialed // without a certificate, a name proves nothing: no other link's state changes
+		if p != nil && (view.keys == nil || view.keys.permits(c.chain, p.host) != nil) {
+			p = nil // the name proves nothing: p's state does not change
 		}
 		return nil, p, err
 	}

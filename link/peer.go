@@ -507,6 +507,7 @@ type vigil struct {
 	seen  [classes]uint64 // octets at the last look
 	quiet [classes]int    // looks since then
 	sent  uint64          // frames at the last look
+	owed  int             // looks since the heartbeat that is unanswered, and since the last byte
 }
 
 // look returns false if the session is dead.
@@ -523,6 +524,9 @@ func (v *vigil) look() bool {
 	if max(v.quiet[classHigh], v.quiet[classBulk]) >= deadLooks {
 		return false
 	}
+	if v.owed++; !v.s.unanswered.Load() || v.quiet[classHigh] == 0 {
+		v.owed = 0
+	}
 	sent := p.sent()
 	regular := v.looks%beatLooks == 0
 	if regular || sent != v.sent && !v.s.unanswered.Load() {
@@ -536,7 +540,7 @@ func (v *vigil) look() bool {
 	}
 	v.sent = sent
 	v.looks++
-	if silent := v.quiet[classHigh] >= silentLooks && v.s.unanswered.Load(); silent != p.ready.silent.Load() {
+	if silent := v.owed >= silentLooks; silent != p.ready.silent.Load() {
 		p.ready.silent.Store(silent)
 		p.report()
 	}

@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,7 +140,11 @@ func (h *host) Arrive(frames []*wire.Frame, done func()) {
 func (h *host) LinkReady(first, last device.NodeID, ready bool) {
 	h.add(got{ready: &ready, first: first})
 }
-func (h *host) Drain(first, last device.NodeID, on bool) { h.add(got{drain: &on, first: first}) }
+
+// sink is the Sink of a host: the method Drain of Links has another meaning.
+type sink struct{ *host }
+
+func (h sink) Drain(first, last device.NodeID, on bool) { h.add(got{drain: &on, first: first}) }
 func (h *host) Underway(first, last device.NodeID, f func(int)) {
 	h.mu.Lock()
 	n := h.underway
@@ -193,20 +198,22 @@ func (h *host) awaitInfo(t testing.TB, to, what string, f func(Info) bool) Info 
 
 // rig is a cluster of hosts with two nodes each: "a" has 0 and 1, "b" has 2 and 3, ...
 type rig struct {
-	t     testing.TB
-	ca    *authority // nil: without TLS
-	hosts []*host
-	table []Host
-	pipe  bool // connections are pipes, not sockets
-	dial  func(w Want, from *host) bool
-	wg    sync.WaitGroup
+	t        testing.TB
+	ca       *authority // nil: without TLS
+	hosts    []atomic.Pointer[host]
+	table    []Host
+	pipe     bool // connections are pipes, not sockets
+	standard bool // the standard times
+	dial     func(w Want, from *host) bool
+	sink     func(*host) Sink
+	wg       sync.WaitGroup
 }
 
 // timing is short, so that tests are.
 var timing = Timing{BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond}
 
 func newRig(t testing.TB, n int, tls bool) *rig {
-	r := &rig{t: t}
+	r := &rig{t: t, hosts: make([]atomic.Pointer[host], n)}
 	if tls {
 		r.ca = newAuthority(t)
 	}
@@ -242,6 +249,9 @@ func (r *rig) start(i int, table Table, with func(*Config)) *host {
 		Changed:  func(from string, up bool) { h.add(got{changed: &up, told: from}) },
 		Log:      slog.New(slog.NewTextHandler(testLog{r.t}, nil)),
 	}
+	if r.standard {
+		cfg.Timing = Timing{}
+	}
 	if with != nil {
 		with(&cfg)
 	}
@@ -250,14 +260,15 @@ func (r *rig) start(i int, table Table, with func(*Config)) *host {
 		r.t.Fatal(err)
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
+	var to Sink = sink{h}
+	if r.sink != nil {
+		to = r.sink(h)
+	}
 	go func() {
 		defer close(h.ended)
-		_ = h.Run(h.ctx, h)
+		_ = h.Run(h.ctx, to)
 	}()
-	for len(r.hosts) <= i {
-		r.hosts = append(r.hosts, nil)
-	}
-	r.hosts[i] = h
+	r.hosts[i].Store(h)
 	go func() {
 		for {
 			select {
@@ -290,8 +301,8 @@ func (h *host) stop() {
 
 // connect does what exanet-hostd does.
 func (r *rig) connect(from *host, w Want) {
-	i := slices.IndexFunc(r.hosts, func(h *host) bool { return h != nil && h.name == w.Host })
-	if i < 0 || r.hosts[i].ctx.Err() != nil {
+	to := r.hosts[w.Host[0]-'a'].Load()
+	if to == nil || to.ctx.Err() != nil {
 		from.Failed(w.Host, w.UDP, "connection refused")
 		return
 	}
@@ -300,7 +311,7 @@ func (r *rig) connect(from *host, w Want) {
 	}
 	a, b := r.pair()
 	from.Take(a, w.Host)
-	r.hosts[i].Take(b, "")
+	to.Take(b, "")
 }
 
 // pair returns two connected sockets.

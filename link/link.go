@@ -54,8 +54,8 @@ type Sink interface {
 	// goroutine that reads the connection.
 	Arrive(frames []*wire.Frame, done func())
 	// LinkReady says that the nodes first to last can, or cannot, be sent frames now. It is called
-	// with true when a link comes up, with false before anything of a link is lost, and with false
-	// and true when the queue of a link becomes full and is half empty.
+	// with false for a new host, with true when a link comes up, with false before anything of a
+	// link is lost, and with false and true when the queue of a link becomes full and is half empty.
 	LinkReady(first, last device.NodeID, ready bool)
 	// Drain says that no new transfers to the nodes first to last, or from them, should begin, or that
 	// they may again.
@@ -94,7 +94,7 @@ type Timing struct {
 	// Unreachable is the time after which a host without a link counts as unreachable; 5 s.
 	Unreachable time.Duration
 	// BackoffMin and BackoffMax are the shortest and the longest time between two Wants for one
-	// connection; 100 ms and 5 s.
+	// connection; 100 ms and 1 s.
 	BackoffMin, BackoffMax time.Duration
 }
 
@@ -139,7 +139,7 @@ func New(cfg Config) *Links {
 	t := &cfg.Timing
 	for d, standard := range map[*time.Duration]time.Duration{
 		&t.Heartbeat: 150 * time.Millisecond, &t.Handshake: 5 * time.Second, &t.Unreachable: 5 * time.Second,
-		&t.BackoffMin: 100 * time.Millisecond, &t.BackoffMax: 5 * time.Second,
+		&t.BackoffMin: 100 * time.Millisecond, &t.BackoffMax: time.Second,
 	} {
 		if *d <= 0 {
 			*d = standard
@@ -362,7 +362,7 @@ func (l *Links) Info() []Info {
 
 // Cut ends the connections to a host and lets none be made for a time. It is for tests.
 func (l *Links) Cut(host string, d time.Duration) error {
-	return l.change(host, func(p *peer) { p.cutUntil = time.Now().Add(d) })
+	return l.change(host, func(p *peer) { p.cutUntil, p.severed = time.Now().Add(d), true })
 }
 
 // Drain with on true says that no new transfers to a host should begin; with on false that they may

@@ -57,6 +57,7 @@ type peer struct {
 	number   uint64        // of the link that is being dialed
 	open     [classes]bool // its connections that are there, or on the way
 	cutUntil time.Time
+	severed  bool // the connections are to end, however short the cut is
 	draining bool
 	drained  bool
 	drain    bool // the sink has not been told of draining
@@ -73,6 +74,7 @@ func (l *Links) newPeer(h Host, own Range, after []*peer) *peer {
 		queues: [classes]*queue{newQueue(highSize), newQueue(bulkSize)},
 		number: rand.Uint64(), state: Connecting, since: time.Now(),
 	}
+	p.ready.said = true
 	if h.UDP {
 		p.udp = newQueue(bulkSize)
 		p.udp.cut = cutFrame
@@ -168,6 +170,15 @@ func (p *peer) cutFor() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(time.Until(p.cutUntil), 0)
+}
+
+// sever reports whether the connections are to end, once for each cut.
+func (p *peer) sever() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	severed := p.severed
+	p.severed = false
+	return severed
 }
 
 // awaitUncut waits until a cut ends, at most until the deadline: the peer that dials then needs not
@@ -279,6 +290,7 @@ func (p *peer) run() {
 		<-q.ended
 	}
 	p.after = nil
+	p.report() // not ready: the sink takes nodes for ready until it is told
 	var have [classes]*conn
 	timing := &p.l.cfg.Timing
 	backoff, first := timing.BackoffMin, time.Duration(0)
@@ -341,7 +353,7 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 		p.tellDrain()
 		now := time.Now()
 		cut := p.cutFor()
-		if cut > 0 || !partial.IsZero() && now.Sub(partial) >= timing.Handshake {
+		if p.sever() || cut > 0 || !partial.IsZero() && now.Sub(partial) >= timing.Handshake {
 			drop()
 		}
 		tcp, udp := p.lacking()
@@ -481,7 +493,7 @@ func (s *session) watch() (next *conn, err error) {
 		case <-p.poked:
 			p.look()
 			p.tellDrain()
-			if p.cutFor() > 0 {
+			if p.sever() {
 				return nil, errCut
 			}
 			if err := p.l.permits(s); err != nil {

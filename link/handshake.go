@@ -32,20 +32,27 @@ type pending struct {
 // accepted. Take returns at once and closes c if it is of no use.
 func (l *Links) Take(c net.Conn, dialed string) {
 	h := &pending{c: c, deadline: time.Now().Add(l.cfg.Timing.Handshake)}
+	useless := l.admit(h, dialed)
+	if useless != nil {
+		hangUp(useless)
+	}
+}
+
+// admit starts the goroutine of a connection. It returns a connection to close: this one, or the oldest
+// of too many.
+func (l *Links) admit(h *pending, dialed string) (useless net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.ctx == nil || l.stopped:
-		_ = c.Close()
-		return
+		return h.c
 	case dialed != "":
 		ok := false
 		if h.dialed = l.peers[dialed]; h.dialed != nil {
 			h.number, h.class, ok = h.dialed.claim()
 		}
 		if !ok {
-			_ = c.Close() // more than are wanted
-			return
+			return h.c // more than are wanted
 		}
 	default:
 		accepted := func(p *pending) bool { return p.dialed == nil }
@@ -57,9 +64,8 @@ func (l *Links) Take(c net.Conn, dialed string) {
 		}
 		if count >= maxPending {
 			i := slices.IndexFunc(l.pending, accepted)
-			_ = l.pending[i].c.Close()
+			useless = l.pending[i].c
 			l.pending = slices.Delete(l.pending, i, i+1)
-			l.evicted++
 		}
 	}
 	l.pending = append(l.pending, h)
@@ -73,11 +79,12 @@ func (l *Links) Take(c net.Conn, dialed string) {
 			l.pending = slices.Delete(l.pending, i, i+1)
 		}
 	}()
+	return useless
 }
 
 // shake brings a connection to its peer, or closes it.
 func (l *Links) shake(h *pending) {
-	defer context.AfterFunc(l.ctx, func() { _ = h.c.Close() })()
+	defer context.AfterFunc(l.ctx, func() { hangUp(h.c) })()
 	c, p, err := l.greet(h)
 	if err == nil {
 		select {
@@ -108,7 +115,7 @@ func (l *Links) stranger(c net.Conn, err error) {
 		l.warned, level = time.Now(), slog.LevelWarn
 	}
 	l.mu.Unlock()
-	l.log.Log(context.Background(), level, "a connection did not become a link", "from", c.RemoteAddr(), "error", err)
+	l.log.Log(context.Background(), level, "a connection did not become a link", "from", c.RemoteAddr(), "error", plain(err.Error()))
 }
 
 // linger closes a connection after the peer has, or soon: closing it earlier would reset it, and
@@ -116,7 +123,7 @@ func (l *Links) stranger(c net.Conn, err error) {
 func linger(c net.Conn) {
 	_ = c.SetDeadline(time.Now().Add(lingerTime))
 	_, _ = io.CopyN(io.Discard, c, 64<<10)
-	_ = c.Close()
+	hangUp(c)
 }
 
 // lingerTime limits linger (defined by this project).

@@ -22,6 +22,13 @@ func TestForgedFrames(t *testing.T) {
 		f.Present = 1 // of two packets: the payload needs room of its own
 		all = appendFrame(all, f, frameSize(f))
 	}
+	claim := func(pdid device.PDID, kind wire.Kind) {
+		f := &wire.Frame{Header: wire.Header{Kind: kind, SrcNode: 0, DstNode: 2, SrcPDID: pdid}}
+		if kind == wire.Message {
+			f.MessageLen = 1
+		}
+		all = appendFrame(all, f, frameSize(f))
+	}
 	const forged = 300
 	for range forged {
 		add(4, 2)       // c's
@@ -32,14 +39,25 @@ func TestForgedFrames(t *testing.T) {
 		add(0, 1<<22-1) // to nobody
 		all = appendControl(all, recordBeat, make([]byte, 8))
 	}
+	claim(0x2ff, wire.Message) // of b
+	claim(0x300, wire.Message) // of c
+	claim(0x3ff, wire.Ack)     // from here on, each arrives
+	claim(0x1ff, wire.Message)
+	claim(0x400, wire.Message)
+	claim(0, wire.Message)
 	add(1, 3)
 	if err := conns[classBulk].write(all); err != nil {
 		t.Fatal(err)
 	}
+	for _, want := range []device.PDID{0x3ff, 0x1ff, 0x400, 0} {
+		if g := b.await(t, "frame", isFrame); g.frame.SrcPDID != want {
+			t.Errorf("%+v, want PDID %#x", g.frame, want)
+		}
+	}
 	if g := b.await(t, "frame", isFrame); g.frame.SrcNode != 1 || g.frame.DstNode != 3 {
 		t.Errorf("%+v", g.frame)
 	}
-	if i := b.awaitInfo(t, "a", "count", func(i Info) bool { return i.Forged == 6*forged }); i.State != Up || i.FramesReceived != 1 {
+	if i := b.awaitInfo(t, "a", "count", func(i Info) bool { return i.Forged == 6*forged+2 }); i.State != Up || i.FramesReceived != 5 {
 		t.Errorf("%+v", i)
 	}
 }
@@ -85,7 +103,7 @@ func TestBadRecordsEndTheLink(t *testing.T) {
 
 // A host whose engine does not take frames stops reading: its memory is bounded, the sender learns
 // that the link is not ready, and after that the sender drops beyond twice the size. When the engine goes
-// on, the link is ready again, and what was queued arrives, each frame once and in order.
+// on, the link is ready again, and the queued frames arrive, once and in order.
 func TestBackPressure(t *testing.T) {
 	r := newRig(t, 2, true)
 	a, b := r.two()
@@ -152,7 +170,7 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
-// What was recorded of a former link does not make another one: TLS takes none of it.
+// The recorded bytes of a former link do not make another one: TLS takes none of it.
 func TestReplayedConnection(t *testing.T) {
 	r := newRig(t, 2, true)
 	b := r.start(1, r.tableOf(1), nil)

@@ -123,15 +123,15 @@ type Links struct {
 	ending  []*peer // struck, for Info
 	stopped bool    // Run is about to return
 	pending []*pending
-	evicted uint64
 	warned  time.Time // of the last warning of a stranger
 }
 
 // view is a table with its credentials. It is not changed.
 type view struct {
-	table Table
-	self  Host
-	keys  *keys // nil without TLS
+	table  Table
+	self   Host
+	blocks []Host // by their PDIDs
+	keys   *keys  // nil without TLS
 }
 
 // New returns the links of a pfd. They are down until Run is called and SetTable has named hosts.
@@ -200,7 +200,14 @@ func (l *Links) SetTable(t Table) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.now.Swap(v)
-	l.ending = nil
+	l.ending = slices.DeleteFunc(l.ending, func(p *peer) bool {
+		select {
+		case <-p.ended:
+			return true
+		default: // it may still tell the sink of its end
+			return false
+		}
+	})
 	peers := map[string]*peer{}
 	for _, h := range v.table.Hosts {
 		if p := l.peers[h.Name]; p != nil && p.same(h, v, old) && h.Name != t.Self {
@@ -299,15 +306,16 @@ func (l *Links) valid(s *session) error {
 func (l *Links) TakeUDP(host string, c net.Conn) {
 	p := l.peer(host)
 	if p == nil || !p.host.UDP {
-		_ = c.Close()
+		hangUp(c)
 		return
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.socket != nil {
-		_ = p.socket.Close()
-	}
+	before := p.socket
 	p.socket = c
+	p.mu.Unlock()
+	if before != nil {
+		hangUp(before)
+	}
 	p.poke()
 }
 
@@ -398,13 +406,11 @@ func (l *Links) Tell(host string, message []byte) error {
 	case len(message) > MaxTell:
 		return fmt.Errorf("%w: %d bytes, at most %d", ErrSize, len(message), MaxTell)
 	}
-	switch p.queues[classHigh].control(recordTold, message) {
+	switch p.control(classHigh, recordTold, message) {
 	case putRefused:
 		return fmt.Errorf("%w: host %s", ErrDown, host)
 	case putNoRoom:
 		return fmt.Errorf("%w: host %s", ErrFull, host)
-	case putFull:
-		p.report()
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func samples(from, to device.NodeID) []*wire.Frame {
 	missing.HasWords, missing.WordsMissing = true, true
 	alone := block(from, to, 300, 5)
 	alone.Present, alone.HasWords, alone.Completion = 0, true, worded.Completion
-	h := wire.Header{SrcNode: from, DstNode: to, SrcPDID: 0x101, DstPDID: 0x202, SrcGeneration: 3, DstGeneration: 4, ID: 1023, Seq: 16383, First: 1}
+	h := wire.Header{SrcNode: from, DstNode: to, SrcPDID: 0x401, DstPDID: 0x202, SrcGeneration: 3, DstGeneration: 4, ID: 1023, Seq: 16383, First: 1}
 	kind := func(k wire.Kind) wire.Frame {
 		f := wire.Frame{Header: h}
 		f.Kind = k

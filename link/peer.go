@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -54,14 +53,14 @@ type peer struct {
 	state    State
 	since    time.Time
 	up       bool
-	number   uint64        // of the link that is being dialed
+	number   uint64        // of the link that is being dialed; it grows, also over a restart
 	open     [classes]bool // its connections that are there, or on the way
 	cutUntil time.Time
 	severed  bool // the connections are to end, however short the cut is
 	draining bool
 	drained  bool
 	drain    bool // the sink has not been told of draining
-	err      error
+	err      string
 	errAt    time.Time
 	connects uint64
 	socket   net.Conn // UDP
@@ -72,7 +71,7 @@ func (l *Links) newPeer(h Host, own Range, after []*peer) *peer {
 		l: l, host: h, own: own, dials: own.First < h.Nodes.First, after: after,
 		ended: make(chan struct{}), arrived: make(chan *conn), poked: make(chan struct{}, 1),
 		queues: [classes]*queue{newQueue(highSize), newQueue(bulkSize)},
-		number: rand.Uint64(), state: Connecting, since: time.Now(),
+		number: uint64(time.Now().UnixNano()), state: Connecting, since: time.Now(),
 	}
 	p.ready.said = true
 	if h.UDP {
@@ -93,14 +92,15 @@ func (p *peer) poke() {
 // note remembers an error for Info, and logs one that is new.
 func (p *peer) note(err error) {
 	p.mu.Lock()
-	known := p.err != nil && p.err.Error() == err.Error()
-	p.err, p.errAt = err, time.Now()
+	text := truncate(plain(err.Error()), maxRefusal) // some of it is the peer's
+	known := p.err == text
+	p.err, p.errAt = text, time.Now()
 	p.mu.Unlock()
 	level := slog.LevelWarn
 	if known || errors.Is(err, errStopped) || errors.Is(err, net.ErrClosed) {
 		level = slog.LevelDebug
 	}
-	p.l.log.Log(context.Background(), level, "link", "host", p.host.Name, "error", err)
+	p.l.log.Log(context.Background(), level, "link", "host", p.host.Name, "error", text)
 }
 
 // claim takes a place in the link that is being dialed.
@@ -133,7 +133,7 @@ func (p *peer) release(number uint64, class int) {
 func (p *peer) redial() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.number, p.open = rand.Uint64(), [classes]bool{}
+	p.number, p.open = max(p.number+1, uint64(time.Now().UnixNano())), [classes]bool{}
 }
 
 // lacking returns the number of connections that this side must dial.
@@ -250,13 +250,25 @@ func (p *peer) setUp(up bool) {
 	p.report()
 }
 
-// genuine reports whether a frame comes from the peer's nodes and goes to ours, and counts others.
+// genuine reports whether a frame comes from the peer's nodes, goes to ours, and is not of a process of
+// another host, and counts others. The answers, kinds Ack and Link, have the PDID of the domain that
+// they answer for.
 func (p *peer) genuine(f *wire.Frame) bool {
-	if p.host.Nodes.Contains(f.SrcNode) && p.own.Contains(f.DstNode) {
+	answers := f.Kind == wire.Ack || f.Kind == wire.Link
+	if p.host.Nodes.Contains(f.SrcNode) && p.own.Contains(f.DstNode) && (answers || !p.l.view().claimed(f.SrcPDID, p.host.Name)) {
 		return true
 	}
 	p.forged.Add(1)
 	return false
+}
+
+// control queues a record that is not a frame.
+func (p *peer) control(class, kind int, content []byte) put {
+	done := p.queues[class].control(kind, content)
+	if done == putFull {
+		p.report()
+	}
+	return done
 }
 
 // received counts frames.
@@ -315,10 +327,11 @@ func (p *peer) run() {
 		}
 	}
 	p.mu.Lock()
-	if p.socket != nil {
-		_ = p.socket.Close()
-	}
+	socket := p.socket
 	p.mu.Unlock()
+	if socket != nil {
+		hangUp(socket)
+	}
 	p.look()
 	if p.struck.Load() {
 		p.mu.Lock()
@@ -392,6 +405,10 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 				c.close()
 				continue
 			}
+			if old := have[1-c.class]; old != nil && old.number > c.number {
+				c.close()
+				continue
+			}
 			for i, h := range have {
 				if h != nil && (h.number != c.number || i == c.class) {
 					h.close() // of a link that the dialing side has left
@@ -412,6 +429,7 @@ var (
 	errStopped  = errors.New("pfd stops")
 	errCut      = errors.New("cut by a command")
 	errReplaced = errors.New("the other side has dialed a new link")
+	errWorn     = errors.New("the connections need new keys")
 	errSilent   = errors.New("nothing arrives")
 )
 
@@ -422,8 +440,9 @@ func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
 		p: p, sink: p.l.sink, conns: conns, ended: make(chan error, 1),
 		done: make(chan struct{}), started: time.Now(),
 	}
-	for _, q := range p.queues {
+	for class, q := range p.queues {
 		q.begin()
+		s.before[class] = q.total()
 	}
 	if p.udp != nil {
 		err = s.datagrams()
@@ -486,10 +505,11 @@ func (s *session) watch() (next *conn, err error) {
 		case err := <-s.ended:
 			return nil, err
 		case c := <-p.arrived:
-			if c.number != s.conns[0].number {
-				return c, errReplaced
+			if !p.dialing(c) || c.number <= s.conns[0].number {
+				c.close() // of a link before
+				continue
 			}
-			c.close()
+			return c, errReplaced
 		case <-p.poked:
 			p.look()
 			p.tellDrain()
@@ -504,6 +524,9 @@ func (s *session) watch() (next *conn, err error) {
 				return nil, err
 			}
 			p.tellDrain()
+			if s.worn() {
+				return nil, errWorn
+			}
 			if !v.look() {
 				return nil, fmt.Errorf("%w for %v", errSilent, deadLooks*p.l.cfg.Timing.Heartbeat)
 			}

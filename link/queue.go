@@ -164,6 +164,13 @@ func (q *queue) written(c []byte) (ready bool) {
 	return false
 }
 
+// total returns the bytes that were ever queued.
+func (q *queue) total() uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.octets
+}
+
 // begin opens the queue for a link.
 func (q *queue) begin() {
 	q.mu.Lock()

@@ -229,11 +229,12 @@ func FuzzDatagram(f *testing.F) {
 		cutFrame(q, s)
 	}
 	for _, c := range q.chunks {
-		f.Add(c)
+		f.Add(c) // the number of the link is 0
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := &datagramReader{}
-		r.s = &session{p: &peer{host: Host{Nodes: Range{2, 3}}, own: Range{0, 1}}}
+		r.s = &session{p: &peer{host: Host{Nodes: Range{2, 3}}, own: Range{0, 1}, l: New(Config{})}}
+		r.s.conns[classHigh] = &conn{}
 		r.collector = wire.NewCollector(&r.pool)
 		r.datagram(b, nil, func(f *wire.Frame) {
 			if !sound(f) {

@@ -25,7 +25,7 @@ func TestTablesThatAreRefused(t *testing.T) {
 		"overlapping nodes": {func(t *Table) { t.Hosts[1].Nodes.First = 1 }, []string{"a and b", "0-1 and 1-3"}},
 		"overlapping pdids": {func(t *Table) { t.Hosts[1].PDIDs[0] = 0x1ff }, []string{"0x100-0x1ff and 0x1ff-0x2ff"}},
 		"names":             {func(t *Table) { t.Hosts[1].Name = "a" }, []string{"host a is there twice"}},
-		"node id":           {func(t *Table) { t.Hosts[1].Nodes.Last = 1 << 22 }, []string{"4194303"}},
+		"node id":           {func(t *Table) { t.Hosts[1].Nodes.Last = 1 << 22 }, []string{"65534"}},
 		"no certificate":    {func(t *Table) { t.Credentials = nil }, []string{"no certificate"}},
 		"key":               {func(t *Table) { t.Credentials.Key = r.ca.issue(9, "exanet://test/node/0-1", time.Hour).Key }, []string{"host a", "private key does not match"}},
 		"authority":         {func(t *Table) { t.Credentials.CA = []byte("no") }, []string{"authority"}},

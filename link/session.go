@@ -10,6 +10,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/exanet/pfd/soc/wire"
@@ -47,7 +48,34 @@ type conn struct {
 }
 
 // close closes the connection without waiting for the peer.
-func (c *conn) close() { _ = c.raw.Close() }
+func (c *conn) close() { hangUp(c.raw) }
+
+// hangUp closes a socket. Another process may have the same socket, and may have made it blocking:
+// Close would then wait for a reader that is in the kernel. Shutdown ends the reader. It must not be
+// called with a lock.
+func hangUp(c net.Conn) {
+	if s, ok := c.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
+		}
+	}
+	_ = c.Close()
+}
+
+// worn reports whether a connection has carried so much that it needs new keys: crypto/tls does not
+// change them by itself (RFC 8446 5.5).
+func (s *session) worn() bool {
+	for class, c := range s.conns {
+		if c.framed != nil && max(c.octets.Load(), s.p.queues[class].total()-s.before[class]) > maxOctets {
+			return true
+		}
+	}
+	return false
+}
+
+// maxOctets is the most that a TLS connection carries (defined by this project): 2^24.5 records of 16
+// KiB, the limit of AES-GCM, are half as much again.
+const maxOctets = 1 << 38
 
 // more reports whether a read returns bytes at once.
 func (c *conn) more() bool { return c.framed != nil && c.framed.more() }
@@ -97,7 +125,8 @@ type session struct {
 	pinged     atomic.Uint64 // content of the last heartbeat of class high
 	unanswered atomic.Bool
 	started    time.Time
-	watched    bool // it came up
+	watched    bool            // it came up
+	before     [classes]uint64 // bytes that the queues had carried
 }
 
 func (s *session) fail(err error) {
@@ -146,7 +175,7 @@ func (s *session) beat(class int) {
 		s.pinged.Store(now)
 		s.unanswered.Store(true)
 	}
-	s.p.queues[class].control(recordBeat, binary.LittleEndian.AppendUint64(nil, now))
+	s.p.control(class, recordBeat, binary.LittleEndian.AppendUint64(nil, now))
 }
 
 // batch is a buffer with the frames whose payloads lie in it.
@@ -306,7 +335,7 @@ func (r *reader) parse(b *batch, start int) (int, error) {
 func (s *session) control(class, kind int, content []byte) error {
 	switch {
 	case kind == recordBeat:
-		s.p.queues[class].control(recordAnswer, content)
+		s.p.control(class, recordAnswer, content)
 	case kind == recordAnswer:
 		if v := binary.LittleEndian.Uint64(content); class == classHigh && v == s.pinged.Load() {
 			s.unanswered.Store(false)

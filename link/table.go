@@ -1,8 +1,10 @@
 package link
 
 import (
+	"cmp"
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/exanet/pfd/device"
@@ -103,9 +105,9 @@ func newView(t Table, id Identity) (*view, error) {
 	}
 	found := false
 	for i, h := range t.Hosts {
-		if h.Name == "" || h.Nodes.First > h.Nodes.Last || h.Nodes.Last > maxNode || h.PDIDs[0] > h.PDIDs[1] {
-			return nil, fmt.Errorf("host %q has nodes %v and PDIDs %#x-%#x: it needs a name, ranges in order, and node ids up to %d",
-				h.Name, h.Nodes, h.PDIDs[0], h.PDIDs[1], maxNode)
+		if h.Name == "" || h.Nodes.First > h.Nodes.Last || h.Nodes.Last > maxNode || h.Nodes.Last-h.Nodes.First >= maxNodes || h.PDIDs[0] > h.PDIDs[1] {
+			return nil, fmt.Errorf("host %q has nodes %v and PDIDs %#x-%#x: it needs a name, ranges in order, and at most %d nodes with ids up to %d",
+				h.Name, h.Nodes, h.PDIDs[0], h.PDIDs[1], maxNodes, maxNode)
 		}
 		for _, o := range t.Hosts[:i] {
 			switch {
@@ -135,6 +137,7 @@ func newView(t Table, id Identity) (*view, error) {
 		return nil, fmt.Errorf("host %s has PDIDs %#x-%#x there, this pfd has %#x-%#x: see pfd --pdid-range",
 			t.Self, v.self.PDIDs[0], v.self.PDIDs[1], id.PDIDs[0], id.PDIDs[1])
 	}
+	v.blocks = slices.SortedFunc(slices.Values(t.Hosts), func(a, b Host) int { return cmp.Compare(a.PDIDs[0], b.PDIDs[0]) })
 	if !t.TLS {
 		return v, nil
 	}
@@ -149,8 +152,24 @@ func newView(t Table, id Identity) (*view, error) {
 	return v, err
 }
 
-// maxNode is the largest node id, which has 22 bits (001).
-const maxNode device.NodeID = 1<<22 - 1
+// Limits of a table (defined by this project): the largest node id that a pfd may have, and the
+// number of nodes of a host.
+const (
+	maxNode  device.NodeID = 65534
+	maxNodes               = 64
+)
+
+// claimed reports whether a PDID is of the block of another host than the one named: its processes
+// alone have it. PDIDs outside all blocks are those of groups and of the firmware.
+func (v *view) claimed(pdid device.PDID, host string) bool {
+	i, _ := slices.BinarySearchFunc(v.blocks, pdid, func(h Host, pdid device.PDID) int {
+		if h.PDIDs[1] < pdid {
+			return -1
+		}
+		return 1
+	})
+	return i < len(v.blocks) && v.blocks[i].PDIDs[0] <= pdid && v.blocks[i].Name != host
+}
 
 // same reports whether an entry of a new table is the peer as it is.
 func (p *peer) same(h Host, v, old *view) bool {
@@ -166,11 +185,8 @@ func (p *peer) info(v *view) Info {
 	defer p.mu.Unlock()
 	i := Info{
 		Host: p.host.Name, Address: p.host.Address, Nodes: p.host.Nodes, State: p.state, Since: p.since,
-		LastErrorAt: p.errAt, TLS: v.keys != nil, UDP: p.host.UDP, RTT: time.Duration(p.rtt.Load()), Connects: p.connects,
+		LastError: p.err, LastErrorAt: p.errAt, TLS: v.keys != nil, UDP: p.host.UDP, RTT: time.Duration(p.rtt.Load()), Connects: p.connects,
 		FramesReceived: p.framesIn.Load(), BytesReceived: p.octetsIn.Load(), Forged: p.forged.Load(), Bad: p.bad.Load(),
-	}
-	if p.err != nil {
-		i.LastError = p.err.Error()
 	}
 	for class, q := range []*queue{p.queues[classHigh], p.queues[classBulk], p.udp} {
 		if q == nil {

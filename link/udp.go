@@ -16,9 +16,10 @@ import (
 // Datagrams (spec/hosts.md 5).
 const (
 	maxDatagram  = 8900
-	leastMTU     = 1280 // if the path's is not known (RFC 8200)
-	ipUDP        = 48   // headers of IPv6 and UDP
-	counterSize  = 8
+	leastMTU     = 1280           // if the path's is not known (RFC 8200)
+	ipUDP        = 48             // headers of IPv6 and UDP
+	numberSize   = 8              // of the link
+	prefixSize   = numberSize + 8 // with the counter
 	lengthSize   = 2
 	datagramKey  = 32
 	exporter     = "EXPORTER-exanet-datagrams"
@@ -50,14 +51,15 @@ func (s *session) datagrams() error {
 	q.limit = limit
 	q.mu.Unlock()
 	_ = socket.SetReadDeadline(time.Time{})
-	var count uint64
+	number, count := s.conns[classHigh].number, uint64(0)
 	out := make([]byte, 0, maxDatagram)
 	s.spawn(func() error {
 		return s.send(q, func(b []byte) error {
 			count++
-			binary.LittleEndian.PutUint64(b, count)
+			binary.LittleEndian.PutUint64(b, number)
+			binary.LittleEndian.PutUint64(b[numberSize:], count)
 			if seal != nil {
-				b = seal.Seal(append(out[:0], b[:counterSize]...), nonce(b), b[counterSize:], b[:counterSize])
+				b = seal.Seal(append(out[:0], b[:prefixSize]...), nonce(b), b[prefixSize:], b[:prefixSize])
 			}
 			_, err := socket.Write(b)
 			if errors.Is(err, net.ErrClosed) {
@@ -101,7 +103,7 @@ func (s *session) aeads() (seal, open cipher.AEAD, err error) {
 // nonce returns the nonce of a datagram.
 func nonce(b []byte) []byte {
 	var n [12]byte
-	copy(n[:], b[:counterSize])
+	copy(n[:], b[numberSize:prefixSize])
 	return n[:]
 }
 
@@ -128,8 +130,8 @@ func cutFrame(q *queue, f *wire.Frame) int {
 	_ = wire.Cut(f, scratch[:0], func(packet []byte) error {
 		c := q.datagram(lengthSize + len(packet))
 		if len(*c) == 0 {
-			*c = append(*c, make([]byte, counterSize)...)
-			added += counterSize
+			*c = append(*c, make([]byte, prefixSize)...)
+			added += prefixSize
 		}
 		*c = binary.LittleEndian.AppendUint16(*c, uint16(len(packet)))
 		*c = append(*c, packet...)
@@ -208,18 +210,18 @@ func (r *datagramReader) run() error {
 // datagram takes the packets of a datagram. One that is not genuine, came before, or is not whole
 // is dropped, as the network may do.
 func (r *datagramReader) datagram(b, plaintext []byte, emit func(*wire.Frame)) {
-	if len(b) < counterSize {
-		return
+	if len(b) < prefixSize || binary.LittleEndian.Uint64(b) != r.s.conns[classHigh].number {
+		return // of a former link
 	}
-	packets := b[counterSize:]
+	packets := b[prefixSize:]
 	if r.open != nil {
 		var err error
-		if packets, err = r.open.Open(plaintext[:0], nonce(b), packets, b[:counterSize]); err != nil {
+		if packets, err = r.open.Open(plaintext[:0], nonce(b), packets, b[:prefixSize]); err != nil {
 			r.s.p.forged.Add(1)
 			return
 		}
 	}
-	if !r.replays.fresh(binary.LittleEndian.Uint64(b)) {
+	if !r.replays.fresh(binary.LittleEndian.Uint64(b[numberSize:])) {
 		return
 	}
 	for len(packets) >= lengthSize {

@@ -104,6 +104,8 @@ func (m *machine) hosts(t *testing.T) {
 		t.Errorf("the result is %s, exit code %s", r, code)
 	}
 	m.transfers()
+	// What an administrator has copied stays when the package is purged.
+	m.run("sh", "-ec", "cd /etc/exanet && rm hosts.toml groups ca.pem a.pem a.key a.pfd.toml")
 }
 
 // steps returns the commands that follow a line of the output that begins with after.

@@ -187,12 +187,16 @@ func (h *hosts) handle(conn *handover.Conn) error {
 		return h.table(m.Table, f)
 	case m.Socket != nil:
 		c, err := m.Socket.NetConn(f)
-		if err != nil {
+		switch {
+		case errors.Is(err, handover.ErrMessage):
 			return err
-		}
-		if m.Socket.UDP {
+		case err != nil: // its peer has ended it already, for example
+			if m.Socket.Dialed != "" {
+				h.links.Failed(m.Socket.Dialed, m.Socket.UDP, err.Error())
+			}
+		case m.Socket.UDP:
 			h.links.TakeUDP(m.Socket.Dialed, c)
-		} else {
+		default:
 			h.links.Take(c, m.Socket.Dialed)
 		}
 	case m.Failed != nil:

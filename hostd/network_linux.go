@@ -132,9 +132,10 @@ func attempt(ctx context.Context, address, own string, udp bool) (net.Conn, erro
 		return nil, err
 	}
 	d.LocalAddr = local
-	// One socket for each peer has the same source.
+	// One socket for each peer has the same source. Unlike SO_REUSEADDR the option does not let other
+	// users' sockets have it, too.
 	d.Control = func(_, _ string, c syscall.RawConn) (err error) {
-		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); cerr != nil {
+		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }); cerr != nil {
 			return cerr
 		}
 		return err

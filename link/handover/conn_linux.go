@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -164,41 +165,48 @@ func (c *Conn) fits(m *Message, descriptors int) error {
 }
 
 // NetConn returns the connection of the descriptor that came with a Socket, and closes the
-// descriptor. It must be a socket of the internet, of the type that the message says, and
-// connected: the error matches ErrMessage otherwise.
-func (s *Socket) NetConn(f *os.File) (_ net.Conn, err error) {
+// descriptor. It must be a socket of the internet, of the type that the message says: the error
+// matches ErrMessage otherwise. Any other error concerns this socket alone: its peer may have ended
+// the connection already.
+func (s *Socket) NetConn(f *os.File) (net.Conn, error) {
 	defer f.Close()
 	want := unix.SOCK_STREAM
 	if s.UDP {
 		want = unix.SOCK_DGRAM
 	}
-	err = sockets.Control(f, func(fd int) error {
-		kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
-		if err != nil {
-			return os.NewSyscallError("getsockopt SO_TYPE", err)
+	err := sockets.Control(f, func(fd int) error {
+		for _, o := range []struct {
+			name   string
+			option int
+			want   []int
+		}{
+			{"SO_TYPE", unix.SO_TYPE, []int{want}}, {"SO_DOMAIN", unix.SO_DOMAIN, []int{unix.AF_INET, unix.AF_INET6}}, {"SO_ACCEPTCONN", unix.SO_ACCEPTCONN, []int{0}},
+		} {
+			v, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, o.option)
+			if err != nil { // no socket
+				return fmt.Errorf("%w: %w", ErrMessage, os.NewSyscallError("getsockopt "+o.name, err))
+			}
+			if !slices.Contains(o.want, v) {
+				return fmt.Errorf("%w: %s is %d, want %d", ErrMessage, o.name, v, o.want)
+			}
 		}
-		family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
-		if err != nil {
-			return os.NewSyscallError("getsockopt SO_DOMAIN", err)
-		}
-		if kind != want || family != unix.AF_INET && family != unix.AF_INET6 {
-			return fmt.Errorf("type %d, family %d", kind, family)
-		}
-		_, err = unix.Getpeername(fd)
+		_, err := unix.Getpeername(fd)
 		return os.NewSyscallError("getpeername", err)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w: not a connected socket of the type that it says: %w", ErrMessage, err)
+		return nil, fmt.Errorf("socket of exanet-hostd: %w", err)
 	}
 	c, err := net.FileConn(f)
 	if tc, ok := c.(*net.TCPConn); ok {
 		// FileConn has replaced what exanet-hostd had set.
-		err = tc.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: DeadTime / 2, Interval: time.Second, Count: 3})
-		if err != nil {
-			return nil, errors.Join(err, c.Close())
+		if err = tc.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: DeadTime / 2, Interval: time.Second, Count: 3}); err != nil {
+			err = errors.Join(err, c.Close())
 		}
 	}
-	return c, err
+	if err != nil {
+		return nil, fmt.Errorf("socket of exanet-hostd: %w", limits.Explain(err))
+	}
+	return c, nil
 }
 
 // Credentials is the material for TLS, each part as text in PEM.

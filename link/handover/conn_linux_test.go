@@ -206,11 +206,26 @@ func TestWrongFiles(t *testing.T) {
 		"a listener":         {Socket{}, l},
 		"a unix socket":      {Socket{}, hostd.c},
 		"TCP for UDP":        {Socket{UDP: true}, a},
-		"UDP not connected":  {Socket{UDP: true}, udp},
 		"UDP for TCP":        {Socket{}, udp},
 		"no socket, but TCP": {Socket{}, null},
 	} {
 		if conn, err := c.s.NetConn(dup(t, c.c)); !errors.Is(err, ErrMessage) {
+			t.Errorf("%s: %v, %v", name, conn, err)
+		}
+	}
+	// These fail alone.
+	reset, other := connected(t)
+	if err := errors.Join(other.SetLinger(0), other.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reset.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		s Socket
+		c syscall.Conn
+	}{"UDP not connected": {Socket{UDP: true}, udp}, "a connection that was reset": {Socket{}, reset}} {
+		if conn, err := c.s.NetConn(dup(t, c.c)); !errors.Is(err, unix.ENOTCONN) || errors.Is(err, ErrMessage) {
 			t.Errorf("%s: %v, %v", name, conn, err)
 		}
 	}

@@ -10,14 +10,17 @@ import (
 	"strconv"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 )
 
 // Limits of a message. Values below are defined by this project.
 const (
-	MaxMessage = 64 << 10 // bytes
-	MaxHosts   = 256      // hosts of a cluster: as many blocks of 256 PDIDs exist
-	MaxName    = 63       // bytes of a name of a host or a cluster
-	MaxText    = 1 << 10  // bytes of any other text
+	MaxMessage = 64 << 10        // bytes
+	MaxHosts   = 256             // hosts of a cluster: as many blocks of 256 PDIDs exist
+	MaxName    = 63              // bytes of a name of a host or a cluster
+	MaxText    = 1 << 10         // bytes of any other text
+	MaxNodes   = 64              // nodes of a host, as many as a pfd has
+	LastNode   = atomics.MaxNode // the highest node of a pfd
 )
 
 // ErrMessage reports a message that does not follow the protocol. The connection is of no use
@@ -182,8 +185,8 @@ func (t *Table) check() error {
 		if err := errors.Join(checkName("host", h.Name, false), CheckAddress(h.Address)); err != nil {
 			return err
 		}
-		if h.Nodes[0] > h.Nodes[1] || h.Nodes[1] > device.NodeIDMask {
-			return fmt.Errorf("host %s: nodes %d-%d: want A-B, 0 to %d", h.Name, h.Nodes[0], h.Nodes[1], device.NodeIDMask)
+		if h.Nodes[0] > h.Nodes[1] || h.Nodes[1] > LastNode || h.Nodes[1]-h.Nodes[0] >= MaxNodes {
+			return fmt.Errorf("host %s: nodes %d-%d: want A-B, 0 to %d, at most %d nodes", h.Name, h.Nodes[0], h.Nodes[1], LastNode, MaxNodes)
 		}
 		if h.PDIDs[0] == 0 || h.PDIDs[0] > h.PDIDs[1] {
 			return fmt.Errorf("host %s: pdids %#x-%#x: want A-B, from 1 on", h.Name, uint16(h.PDIDs[0]), uint16(h.PDIDs[1]))

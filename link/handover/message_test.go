@@ -72,7 +72,8 @@ func TestBadMessages(t *testing.T) {
 		{host(`{"name":"a","address":"a:0","nodes":[0,0],"pdids":[1,1]}`), "1 to 65535"},
 		{host(`{"name":"a","address":"a:http","nodes":[0,0],"pdids":[1,1]}`), "1 to 65535"},
 		{host(`{"name":"a","address":"a:1","nodes":[1,0],"pdids":[1,1]}`), "nodes 1-0"},
-		{host(`{"name":"a","address":"a:1","nodes":[0,4194304],"pdids":[1,1]}`), "nodes 0-4194304"},
+		{host(`{"name":"a","address":"a:1","nodes":[65534,65535],"pdids":[1,1]}`), "nodes 65534-65535"},
+		{host(`{"name":"a","address":"a:1","nodes":[1,65],"pdids":[1,1]}`), "at most 64 nodes"},
 		{host(`{"name":"a","address":"a:1","nodes":[0,-1],"pdids":[1,1]}`), "cannot unmarshal"},
 		{host(`{"name":"a","address":"a:1","nodes":[0,0],"pdids":[0,1]}`), "pdids 0x0-0x1"},
 		{host(`{"name":"a","address":"a:1","nodes":[0,0],"pdids":[1,65536]}`), "cannot unmarshal"},
@@ -96,7 +97,7 @@ func TestLargestTable(t *testing.T) {
 	for i := range MaxHosts {
 		m.Table.Hosts = append(m.Table.Hosts, Host{
 			Name: fmt.Sprintf("host-%d.long.example.com", i), Address: fmt.Sprintf("host-%d.long.example.com:9480", i),
-			Nodes: [2]device.NodeID{device.NodeIDMask - 63, device.NodeIDMask}, PDIDs: [2]device.PDID{0xff00, 0xffff}, UDP: true,
+			Nodes: [2]device.NodeID{LastNode - 63, LastNode}, PDIDs: [2]device.PDID{0xff00, 0xffff}, UDP: true,
 		})
 	}
 	if b, err := m.Encode(); err != nil {

@@ -29,8 +29,7 @@ var ErrFile = errors.New("hosts file")
 
 // Limits of a file. Values below are defined by this project.
 const (
-	maxFile  = 1 << 20 // bytes
-	maxNodes = 64      // nodes of one pfd
+	maxFile = 1 << 20 // bytes
 )
 
 // File is the contents of a hosts.toml.
@@ -249,12 +248,12 @@ func (f *File) checkHost(i int, trusted netip.Prefix) error {
 			return f.fault(i, "address", "address %q is not in trusted-network %q: with tls = \"off\" every address must be a number in it: use tls = \"on\"", h.Address, f.Trusted)
 		}
 	}
-	first, last, ok := parseRange(h.Nodes, device.NodeIDMask)
+	first, last, ok := parseRange(h.Nodes, handover.LastNode)
 	if !ok {
-		return f.fault(i, "nodes", "nodes %q: want A-B, 0 to %d, as nodes = \"0-3\"", h.Nodes, device.NodeIDMask)
+		return f.fault(i, "nodes", "nodes %q: want A-B, 0 to %d, as nodes = \"0-3\"", h.Nodes, handover.LastNode)
 	}
-	if last-first >= maxNodes {
-		return f.fault(i, "nodes", "nodes %q are %d: a pfd has at most %d", h.Nodes, last-first+1, maxNodes)
+	if last-first >= handover.MaxNodes {
+		return f.fault(i, "nodes", "nodes %q are %d: a pfd has at most %d", h.Nodes, last-first+1, handover.MaxNodes)
 	}
 	h.nodes = [2]device.NodeID{device.NodeID(first), device.NodeID(last)}
 	if first, last, ok = parseRange(h.PDIDs, uint64(device.MaxPDID)); !ok || first == 0 {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/link/handover"
 )
 
 // blockSize is how many PDIDs a host has. Defined by this project.
@@ -157,14 +158,14 @@ func addHosts(path string, text []byte, f *File, list []New) ([]byte, error) {
 		text = append(text, '\n')
 	}
 	for _, n := range list {
-		if n.Nodes < 1 || n.Nodes > maxNodes {
-			return nil, fmt.Errorf("%w %s: host %s: %d nodes: want 1 to %d", ErrFile, path, n.Name, n.Nodes, maxNodes)
+		if n.Nodes < 1 || n.Nodes > handover.MaxNodes {
+			return nil, fmt.Errorf("%w %s: host %s: %d nodes: want 1 to %d", ErrFile, path, n.Name, n.Nodes, handover.MaxNodes)
 		}
 		last := pdid + blockSize - 1
 		if last == uint64(device.MaxPDID)+1 {
 			last--
 		}
-		if last > uint64(device.MaxPDID) || node+uint64(n.Nodes)-1 > device.NodeIDMask {
+		if last > uint64(device.MaxPDID) || node+uint64(n.Nodes)-1 > handover.LastNode {
 			return nil, fmt.Errorf("%w %s: host %s: no block of %d PDIDs or no nodes are left: give the hosts smaller ones by hand", ErrFile, path, n.Name, blockSize)
 		}
 		text = fmt.Appendf(text, "\n[[host]]\nname = %q\naddress = %q\nnodes = \"%d-%d\"\npdids = \"%#x-%#x\"\n",

@@ -104,7 +104,7 @@ func (m *machine) hosts(t *testing.T) {
 		t.Errorf("the result is %s, exit code %s", r, code)
 	}
 	m.transfers()
-	// What an administrator has copied stays when the package is purged.
+	// The purge of the package leaves files that an administrator has copied.
 	m.run("sh", "-ec", "cd /etc/exanet && rm hosts.toml groups ca.pem a.pem a.key a.pfd.toml")
 }
 

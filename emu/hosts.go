@@ -71,11 +71,12 @@ func (e *Engine) Underway(first, last device.NodeID, f func(transfers int)) {
 	})
 }
 
-// told passes an event about nodes of another host to all nodes.
+// told passes an event about nodes of another host, MaxNodes at most, to all nodes.
 func (e *Engine) told(ev soc.Event, first, last device.NodeID) {
+	last = min(last, first+MaxNodes-1)
 	e.loop.Post(func() {
 		for _, n := range e.nodes {
-			for id := first; id <= last && id <= device.NodeIDMask; id++ {
+			for id := first; id <= last; id++ {
 				ev.Destination = uint64(id)
 				e.step(n, &ev)
 			}

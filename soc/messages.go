@@ -104,6 +104,7 @@ func (n *Node) routed(node device.NodeID, box uint8) bool {
 // gone handles the loss of a node: transfers to it, and reads from it, end with status 10.
 func (n *Node) gone(node device.NodeID) {
 	n.fw.Gone(node)
+	n.dma.Gone(node)
 	n.dma.ReadsFrom(node, node, func(_ int, r *pldma.OpenRead) { n.answerGone(r.Interface, node, r.Tag) })
 }
 
@@ -164,7 +165,7 @@ func (n *Node) refusalArrived(f *wire.Frame) {
 		return
 	}
 	c := &n.pktz[f.DstMailbox][f.ID%device.PktzChannels]
-	if c.use == uint8(f.ID>>2) {
+	if to, _, _ := packetizer.SplitDestination(c.destination); c.use == uint8(f.ID>>2) && to == f.SrcNode {
 		c.status = device.PktzRefused
 		if c.queued {
 			n.queues.Tell(device.Event{Kind: device.EventRefused, Index: f.DstMailbox, Channel: uint8(f.ID % device.PktzChannels)})

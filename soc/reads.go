@@ -48,7 +48,7 @@ func (n *Node) answered(slot, m int, f *wire.Frame) bool {
 		// duplicated, and the read may already be being served.
 		return true
 	}
-	return n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction))
+	return n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction), f.SrcNode)
 }
 
 // Underway counts the transfers of this node to the nodes first to last, and the reads between them, that

@@ -18,7 +18,7 @@ var treeMutants = []mutants.Mutant{
 	mutants.Of("an old request performed",
 		mutants.In(unitFile, "	case !atomics.Newer(from.Number, rec.number):", "	case !M && !atomics.Newer(from.Number, rec.number):")),
 	mutants.Of("a request of a former domain taken for a new one",
-		mutants.In(unitFile, "		if rec.generation-from.Generation < 1<<31 {", "		if !M && rec.generation-from.Generation < 1<<31 {")),
+		mutants.In(unitFile, "		if rec.generation-from.Generation < lifeSpan {", "		if !M && rec.generation-from.Generation < lifeSpan {")),
 	mutants.Of("pages of all trees may be accessed",
 		mutants.In(unitFile, "e.bits&device.ProtectionMask && !u.granted(r, e)", "e.bits&device.ProtectionMask && !M && !u.granted(r, e)")),
 	mutants.Of("a grant to read lets write",

@@ -121,6 +121,10 @@ func (u *Unit) Stats() Stats {
 	return s
 }
 
+// lifeSpan is how far generations of one life of a node may be apart. Another life of the node begins with
+// a random one, which may be older or newer (defined by this project).
+const lifeSpan = 1 << 16
+
 // Request takes a request from the unit's mailbox. It returns false if the unit is off.
 func (u *Unit) Request(now int64, from *Source, words []uint64) bool {
 	if !u.on {
@@ -143,7 +147,7 @@ func (u *Unit) Request(now int64, from *Source, words []uint64) bool {
 		rec = &record{flying: -1}
 		u.records[key] = rec
 	case rec.generation != from.Generation:
-		if rec.generation-from.Generation < 1<<31 { // of a former domain: generations grow
+		if rec.generation-from.Generation < lifeSpan { // of a former domain: generations grow
 			u.stats.Stale++
 			return true
 		}

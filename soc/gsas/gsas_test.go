@@ -271,6 +271,16 @@ func TestRepeated(t *testing.T) {
 	if a := r.begun(); a != nil {
 		t.Errorf("of a former domain: %+v", a)
 	}
+	// The next life of a node begins with any generation.
+	for _, generation := range []device.Generation{lifeSpan + 9, 8} {
+		r.ask(Source{7, 42, generation, 1}, 0, own, atomics.FetchAdd, atomics.At(node, 0), 1)
+		a := r.begun()
+		if a == nil {
+			t.Fatalf("generation %d is of a former domain", generation)
+		}
+		r.u.Done(r.now, a.ID, atomics.OK, nil)
+	}
+	r.answers = nil
 	// A unit that was stopped for long still knows what it has performed; after two sweeps an old record
 	// counts no more.
 	r.now += 100 * Keep

@@ -43,17 +43,18 @@ func (e *Engine) OpenRead(slot int, r OpenRead) (open, served bool) {
 	return true, false
 }
 
-// CloseRead handles the answer that a read has failed. It returns false if data or completion words
+// CloseRead handles the answer of a node that a read from it has failed. It returns false if the process
+// has no such read from there and one from elsewhere under that tag, or if data or completion words
 // of this read, or of a former read into the same memory, are still being written: the answer must
 // not be received yet.
-func (e *Engine) CloseRead(slot int, iface uint8, tag uint16) bool {
+func (e *Engine) CloseRead(slot int, iface uint8, tag uint16, from device.NodeID) bool {
 	o := &e.reads[slot]
 	for i := range o.reads {
 		x := &o.reads[i]
 		if o.used>>uint(i)&1 == 0 || x.Tag != tag || x.Interface != iface {
 			continue
 		}
-		if e.writingInto(uint8(slot), x, nil) || e.writingWords(uint8(slot), x) {
+		if x.Node != from || e.writingInto(uint8(slot), x, nil) || e.writingWords(uint8(slot), x) {
 			return false
 		}
 		o.used &^= 1 << uint(i)

@@ -227,7 +227,7 @@ func TestOpenReads(t *testing.T) {
 		if opens(r, more) || opens(r, other) {
 			t.Error("one read too many, or another read with an open tag, is accepted")
 		}
-		if !r.e.CloseRead(0, 20, 5) || !opens(r, more) {
+		if !r.e.CloseRead(0, 20, 5, peer) || !opens(r, more) {
 			t.Error("no place although one was closed")
 		}
 	})
@@ -249,11 +249,14 @@ func TestOpenReads(t *testing.T) {
 		r := newRig(t)
 		r.e.OpenRead(0, read)
 		r.receive(r.frame(0, 1, 0, 500, func(f *wire.Frame) { f.Read, f.Remaining, f.Last = true, 1000, false }))
-		if r.e.CloseRead(0, 20, 3) {
+		if r.e.CloseRead(0, 20, 3, peer) {
 			t.Error("closed while its data is being written")
 		}
 		r.settle()
-		if !r.e.CloseRead(0, 20, 3) {
+		if r.e.CloseRead(0, 20, 3, peer+1) {
+			t.Error("closed by the answer of another node")
+		}
+		if !r.e.CloseRead(0, 20, 3, peer) {
 			t.Error("cannot be closed")
 		}
 	})
@@ -270,7 +273,7 @@ func TestOpenReads(t *testing.T) {
 		}
 		// A failure in the meantime, of the block's acknowledgement for instance: the process would
 		// use the words for its next read, and these would land later.
-		if r.e.CloseRead(0, 20, 3) {
+		if r.e.CloseRead(0, 20, 3, peer) {
 			t.Error("closed while its completion words are being written")
 		}
 		r.settle()

@@ -56,8 +56,20 @@ var (
 	ErrProtection = errors.New("the pages are another tree's")
 )
 
-// Token names a tree. A thread that presents it joins the tree. It is random, so that it cannot be guessed.
+// Token names a tree. A thread that presents it joins the tree. Its first three bytes are the protection id,
+// so that every pfd knows whose tree it is. The others are random, so that it cannot be guessed.
 type Token [16]byte
+
+// Tree returns the protection id of the tree that the token names.
+func (t Token) Tree() atomics.Protection {
+	return atomics.Protection(uint32(t[0]) | uint32(t[1])<<8 | uint32(t[2])<<16)
+}
+
+// named returns the token with the protection id in it.
+func (t Token) named(p atomics.Protection) Token {
+	t[0], t[1], t[2] = byte(p), byte(p>>8), byte(p>>16)
+	return t
+}
 
 // Thread describes a thread.
 type Thread struct {
@@ -65,6 +77,8 @@ type Thread struct {
 	Protection atomics.Protection // of its tree
 	Token      Token              // of its tree
 	Region     int                // that its tree has on its node
+
+	number uint32 // of the message that told the tree's owner of it; 0: the tree is of this pfd
 }
 
 // Run is pages that were allocated together.
@@ -88,6 +102,9 @@ type Config struct {
 	// KeepLast reports whether the last free thread of a node, and the last one that a root could have, is
 	// withheld from a user that has others there; nil: from no user.
 	KeepLast func(uid uint32) bool
+	// Tell sends a message to the pfd of another host, and returns whether it will arrive if the link stays
+	// up. It must not call the directory. Nil: there are no other hosts.
+	Tell func(host string, m Message) bool
 }
 
 // Directory keeps the trees of one pfd for all its nodes. It is safe for concurrent use.
@@ -100,6 +117,9 @@ type Directory struct {
 	tokens map[Token]*tree
 	nodes  map[device.NodeID]*node
 	used   map[uint32]uint64 // pages by user
+	hosts  map[string]*host
+	life   Token  // of this directory; other hosts notice a new one
+	number uint32 // number of the last Asked
 }
 
 // node is the threads and regions of a node.
@@ -124,14 +144,19 @@ type tree struct {
 	token   Token
 	threads int
 	areas   map[device.NodeID]*area
-	ended   bool // its last thread has ended, and its pages have not gone yet
+	ended   bool // its last thread on all hosts has ended, or its owner is gone
+
+	shares map[string]*share // hosts that asked for it
+	freed  bool              // its pages are gone, and its id waits for the shares
+
+	foreign *foreign // of another host's tree
 }
 
 // New returns an empty directory.
 func New(cfg Config) *Directory {
 	d := &Directory{
 		cfg: cfg, trees: map[atomics.Protection]*tree{}, tokens: map[Token]*tree{},
-		nodes: map[device.NodeID]*node{}, used: map[uint32]uint64{},
+		nodes: map[device.NodeID]*node{}, used: map[uint32]uint64{}, hosts: map[string]*host{},
 	}
 	d.SetQuota(cfg.Quota)
 	return d
@@ -163,10 +188,8 @@ func (d *Directory) Begin(id device.NodeID, uid uint32) (Thread, error) {
 	if err != nil {
 		return Thread{}, err
 	}
-	t := &tree{id: atomics.Protection(interfaceOf(id, at)), uid: uid, areas: map[device.NodeID]*area{}}
-	for t.token == (Token{}) || d.tokens[t.token] != nil {
-		t.token = d.cfg.Random()
-	}
+	t := &tree{id: atomics.Protection(interfaceOf(id, at)), uid: uid, areas: map[device.NodeID]*area{}, shares: map[string]*share{}}
+	t.token = d.cfg.Random().named(t.id)
 	d.trees[t.id], d.tokens[t.token] = t, t
 	return d.add(n, id, at, t), nil
 }
@@ -178,14 +201,19 @@ func (d *Directory) Join(id device.NodeID, uid uint32, token Token) (Thread, err
 	defer d.mu.Unlock()
 	t := d.tokens[token]
 	if t == nil || t.uid != uid {
-		return Thread{}, fmt.Errorf("%w: uid %d has none with this token: its last thread has ended, or another pfd has it", ErrTree, uid)
+		return Thread{}, fmt.Errorf("%w: uid %d has none with this token: its last thread has ended, or this pfd has no link to the one that has it", ErrTree, uid)
 	}
 	n := d.node(id)
 	at, err := d.free(n, id, uid, false)
 	if err != nil {
 		return Thread{}, err
 	}
-	return d.add(n, id, at, t), nil
+	th := d.add(n, id, at, t)
+	if t.foreign != nil {
+		d.ask(t)
+		th.number = t.foreign.last
+	}
+	return th, nil
 }
 
 // interfaceOf returns the thread of place at in a node's threads.
@@ -255,8 +283,8 @@ func (d *Directory) area(n *node, id device.NodeID, t *tree) *area {
 }
 
 // End ends a thread. If it is the last one of its tree, last is true: the tree cannot be joined any
-// more, and allocates nothing. The caller then frees what Ended returns, and calls Remove. Errors match
-// ErrThread.
+// more, and allocates nothing. The caller then frees what Ended returns, and calls Remove. A tree that other
+// hosts know ends as Effects say. Errors match ErrThread.
 func (d *Directory) End(id atomics.Thread) (p atomics.Protection, last bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -266,11 +294,14 @@ func (d *Directory) End(id atomics.Thread) (p atomics.Protection, last bool, err
 	}
 	t := n.threads[at]
 	n.threads[at] = nil
-	if t.threads--; t.threads == 0 {
-		t.ended = true
-		delete(d.tokens, t.token)
+	t.threads--
+	switch {
+	case t.foreign == nil:
+		d.endIfOver(t)
+	case !t.ended:
+		d.ask(t)
 	}
-	return t.id, t.ended, nil
+	return t.id, t.ended && t.threads == 0, nil
 }
 
 // Alive reports whether a thread lives and belongs to a tree.
@@ -417,7 +448,7 @@ func (d *Directory) Remove(p atomics.Protection) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := d.trees[p]
-	if t == nil || !t.ended {
+	if t == nil || !t.ended || t.threads > 0 {
 		return
 	}
 	for id, a := range t.areas {
@@ -425,8 +456,22 @@ func (d *Directory) Remove(p atomics.Protection) {
 		d.give(t.uid, a.count())
 		delete(n.regions, a.region)
 	}
-	delete(d.trees, p)
-	root := atomics.Thread(p)
+	t.areas, t.freed = nil, true
+	if t.foreign != nil {
+		delete(d.trees, p)
+		d.tell(t.foreign.owner, Message{Kind: Freed, Tree: p, Token: t.token, Number: t.foreign.last})
+		return
+	}
+	d.forget(t)
+}
+
+// forget makes the id of a tree free if its pages are gone on all hosts.
+func (d *Directory) forget(t *tree) {
+	if !t.freed || len(t.shares) > 0 {
+		return
+	}
+	delete(d.trees, t.id)
+	root := atomics.Thread(t.id)
 	d.nodes[root.Node()].rests[root.Interface()-device.MailboxThread] = rest{d.cfg.Now() + int64(Pause), t.uid}
 }
 

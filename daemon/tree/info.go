@@ -32,6 +32,9 @@ func (d *Directory) Trees() []Info {
 	defer d.mu.Unlock()
 	all := map[atomics.Protection]*Info{}
 	for p, t := range d.trees {
+		if t.freed {
+			continue
+		}
 		info := &Info{Protection: p, UID: t.uid, Ended: t.ended}
 		for id, a := range t.areas {
 			info.Areas = append(info.Areas, Area{Node: id, Region: a.region, Runs: len(a.runs), Pages: a.count()})

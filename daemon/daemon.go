@@ -83,6 +83,7 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 	d.opened = append(d.opened, d.host.Close)
 	if e, ok := m.(emulated); ok {
 		d.hosts = e.hosts
+		d.hosts.host = d.host
 	}
 	d.claims = newClaims(d.host, d.groups, d.log)
 	ac := api.Config{Host: d.host, Log: cfg.Log, Now: d.now, Status: d.status, Counters: d.counters, Traced: cfg.Traced}

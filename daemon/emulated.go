@@ -66,6 +66,7 @@ func (m emulated) Features() session.Features {
 		Base:          m.Base(),
 		NewView:       view.NewWithin,
 		GSAS:          m.Engine,
+		Tell:          m.hosts.links.Tell,
 		Accesses:      m.Accesses,
 		Transfers:     func(node int) *tally.Node { return m.Node(node).Ended() },
 		Invalidations: m.invalidations,

@@ -18,6 +18,8 @@ import (
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/daemon/domain"
+	"github.com/exanet/pfd/daemon/session"
+	"github.com/exanet/pfd/daemon/tree"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/link"
 	"github.com/exanet/pfd/link/handover"
@@ -37,19 +39,21 @@ type hosts struct {
 	log     *slog.Logger
 	links   *link.Links
 	changes chan handover.State
-	users   []uint32 // of exanet-hostd, besides root and pfd's own user
+	host    *session.Host // set before serve is called: without it there are no links
+	users   []uint32      // of exanet-hostd, besides root and pfd's own user
 
 	mu      sync.Mutex
 	conn    *handover.Conn // of the newest exanet-hostd; nil: none is connected
 	cluster string         // of the table in effect, and the name of this host there
 	self    string
-	refused string // why the last table was refused; "": it was not
+	nodes   map[string]link.Range // of the other hosts of the table
+	refused string                // why the last table was refused; "": it was not
 }
 
 // newHosts returns the links of a pfd, and their connection to exanet-hostd.
 func newHosts(cfg *Config, groups []domain.Group, log *slog.Logger) *hosts {
-	h := &hosts{log: log, changes: make(chan handover.State, stateRoom)}
-	h.links = link.New(link.Config{Identity: cfg.identity(groups), Log: log, Changed: h.changed})
+	h := &hosts{log: log, changes: make(chan handover.State, stateRoom), nodes: map[string]link.Range{}}
+	h.links = link.New(link.Config{Identity: cfg.identity(groups), Log: log, Changed: h.changed, Told: h.told})
 	// Without that user, as where no package is installed, root or pfd's own user runs it.
 	if u, err := user.Lookup(hostdUser); err == nil {
 		if uid, err := strconv.ParseUint(u.Uid, 10, 32); err == nil {
@@ -70,11 +74,18 @@ func (h *hosts) changed(host string, up bool) {
 	if up {
 		state = link.Up
 	}
+	h.mu.Lock()
+	nodes := h.nodes[host]
+	h.mu.Unlock()
+	h.host.LinkChanged(tree.Host{Name: host, First: nodes.First, Last: nodes.Last}, up)
 	select {
 	case h.changes <- handover.State{Host: host, State: string(state)}:
 	default:
 	}
 }
+
+// told handles a message of another host's pfd.
+func (h *hosts) told(host string, message []byte) { h.host.Told(host, message) }
 
 // serve serves the connections of exanet-hostd until ctx ends.
 func (h *hosts) serve(ctx context.Context, l *net.UnixListener) {
@@ -220,10 +231,26 @@ func (h *hosts) table(t *handover.Table, credentials *os.File) error {
 			Name: o.Name, Address: o.Address, Nodes: link.Range{First: o.Nodes[0], Last: o.Nodes[1]}, PDIDs: o.PDIDs, UDP: o.UDP,
 		})
 	}
+	nodes := map[string]link.Range{}
+	var others []tree.Host
+	h.mu.Lock()
+	for _, o := range next.Hosts {
+		if o.Name != t.Self {
+			nodes[o.Name] = o.Nodes
+			others = append(others, tree.Host{Name: o.Name, First: o.Nodes.First, Last: o.Nodes.Last})
+			if _, ok := h.nodes[o.Name]; !ok { // its link may come up before SetTable returns
+				h.nodes[o.Name] = o.Nodes
+			}
+		}
+	}
+	h.mu.Unlock()
 	err := h.links.SetTable(next)
+	if err == nil {
+		h.host.SetHosts(others)
+	}
 	h.mu.Lock()
 	if h.refused = ""; err == nil {
-		h.cluster, h.self = t.Cluster, t.Self
+		h.cluster, h.self, h.nodes = t.Cluster, t.Self, nodes
 	} else {
 		h.refused = err.Error()
 	}

@@ -2,6 +2,7 @@ package gsas
 
 import (
 	"context"
+	"errors"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
@@ -110,8 +111,16 @@ func (t *Thread) Free(ctx context.Context, a Address) error {
 	return err
 }
 
-// Alive reports whether a thread of the tree lives.
+// Alive reports whether a thread of the tree lives. The thread's node answers: if that does not exist, or its
+// host is gone, the thread does not live.
 func (t *Thread) Alive(ctx context.Context, thread uint32) (bool, error) {
-	v, err := t.do(ctx, atomics.Alive, At(t.node, 0), uint64(thread))
+	node := t.node
+	if n := atomics.Thread(thread).Node(); thread <= atomics.IDMask && n <= atomics.MaxNode {
+		node = n
+	}
+	v, err := t.do(ctx, atomics.Alive, At(node, 0), uint64(thread))
+	if node != t.node && errors.Is(err, ErrAddress) {
+		return false, nil
+	}
 	return v.Values[0] != 0, err
 }

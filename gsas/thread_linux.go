@@ -14,11 +14,13 @@ import (
 )
 
 // Times (spec/gsas.md 3; defined by this project). An answer is asked for again after askAgain. A unit
-// that has not answered for silence is gone. A unit keeps an answer for 30 s at least; a process that was
+// that has not answered for silence is gone; the link to its host may be down for that long. A unit that
+// refuses for lack of room is asked for patience. A unit keeps an answer for 30 s at least; a process that was
 // stopped for longGap between two asks does not ask again.
 const (
 	askAgain = 20 * time.Millisecond
-	silence  = 900 * time.Millisecond
+	silence  = 9 * time.Second
+	patience = 500 * time.Millisecond
 	longGap  = 10 * time.Second
 )
 
@@ -104,7 +106,7 @@ func (t *Thread) Close() error {
 // do performs an operation.
 func (t *Thread) do(ctx context.Context, op atomics.Op, a Address, args ...uint64) (atomics.Answer, error) {
 	answer, err := t.try(ctx, op, a, args)
-	for pause := time.Millisecond; errors.Is(err, ErrBusy) && pause <= silence/2; pause *= 2 { // nothing was done
+	for pause := time.Millisecond; errors.Is(err, ErrBusy) && pause <= patience; pause *= 2 { // nothing was done
 		select {
 		case <-time.After(pause):
 			answer, err = t.try(ctx, op, a, args)

@@ -15,7 +15,8 @@
  * for 30 s at least; a process that was stopped for LONG_GAP between two asks does not ask again. PAUSE_MOST is the longest
  * pause before a unit that is busy is asked again. */
 #define LONG_GAP INT64_C(10000000000)
-enum { MS = 1000000, ASK_AGAIN = 20 * MS, SILENCE = 900 * MS, PAUSE_MOST = 100 * MS, LOOK_ANSWER = 10 * MS };
+#define SILENCE INT64_C(9000000000)	/* the link to its host may be down for that long */
+enum { MS = 1000000, ASK_AGAIN = 20 * MS, PAUSE_MOST = 100 * MS, LOOK_ANSWER = 10 * MS };
 enum { REFUSED_REQUEST = 1 };	/* of answered */
 
 #define REGION (UINT64_C(1) << 34)	/* a tree's memory on a node (docs/attach.md 12) */
@@ -434,7 +435,7 @@ static int await(exanet_gsas *g, struct call *c)
 		c->waiting = false;
 		pthread_mutex_unlock(&g->lock);
 		if (now() - c->began >= SILENCE)
-			return failed(c->op, c->words[1], EHOSTUNREACH, "the node has not answered for 900 ms, although the operation may have been done");
+			return failed(c->op, c->words[1], EHOSTUNREACH, "the node has not answered for 9 s, although the operation may have been done");
 		ask(g, c);
 	}
 }
@@ -551,7 +552,10 @@ int exanet_gsas_alive(exanet_gsas *g, uint32_t thread)
 {
 	UNCANCELLED;
 	uint64_t lives = 0;
-	const int error = gsas_call(g, OP_ALIVE, exanet_gsas_at(g->id & 0x3ffff, 0), (const uint64_t[]){ thread }, &lives);
+	const uint32_t own = g->id & 0x3ffff, its = thread & 0x3ffff, node = thread > 0xffffff || its > 0xfffe ? own : its;
+	const int error = gsas_call(g, OP_ALIVE, exanet_gsas_at(node, 0), (const uint64_t[]){ thread }, &lives);
+	if (error == -EFAULT && node != own)	/* the thread's host is gone */
+		return 0;
 	return error ? error : lives != 0;
 }
 

@@ -57,6 +57,9 @@ type Features struct {
 	NewView func(b view.Budget) (*view.View, error)
 	// GSAS is set if threads of the global shared address space can use the nodes whose CAPS says so.
 	GSAS GSAS
+	// Tell sends a message to the pfd of another host; nil: there are no other hosts. It does not wait. Any
+	// goroutine may call it.
+	Tell func(host string, message []byte) error
 	// Reconnect waits until a node's device, which is elsewhere, is back, or ctx ends. Any
 	// goroutine may call it.
 	Reconnect func(ctx context.Context, node int) error

@@ -191,6 +191,9 @@ type trees struct {
 	punches  quota.Turns // of calls of discard
 	discard  func(fd int, offset, size int64) error
 
+	againMu sync.Mutex
+	again   map[string]bool // hosts that are to be told all again
+
 	mu   sync.Mutex
 	live map[atomics.Protection]*liveTree
 }

@@ -36,7 +36,7 @@ func (h threader) Thread(q attach.Thread) (answer attach.Threaded, fd int, err e
 	var th tree.Thread
 	if q.Token == (attach.Token{}) {
 		th, err = s.d.trees.dir.Begin(s.n.ID(), s.uid)
-	} else {
+	} else if _, err = s.d.trees.find(h.ctx, tree.Token(q.Token).Tree()); err == nil || errors.Is(err, tree.ErrTree) {
 		th, err = s.d.trees.dir.Join(s.n.ID(), s.uid, tree.Token(q.Token))
 	}
 	if err != nil {
@@ -60,6 +60,16 @@ func (h threader) Thread(q attach.Thread) (answer attach.Threaded, fd int, err e
 	}
 	if err != nil {
 		s.d.trees.end(th.ID)
+		return answer, -1, threadRefusal(err)
+	}
+	if err := s.d.trees.confirm(h.ctx, th); err != nil {
+		attach.Descriptors{fd}.Close()
+		_ = h.own(func() error { // fails if the session has ended, and its threads with it
+			if s.threads[index] == th.ID { // else it was ended because its tree is lost
+				s.endThread(index)
+			}
+			return nil
+		})
 		return answer, -1, threadRefusal(err)
 	}
 	s.log.Info("thread", "thread", fmt.Sprintf("%#x", uint32(th.ID)), "tree", fmt.Sprintf("%#x", uint32(th.Protection)))
@@ -138,6 +148,8 @@ func threadRefusal(err error) error {
 		code = attach.CodeNotFound
 	case errors.Is(err, tree.ErrThreads), errors.Is(err, tree.ErrRoom):
 		code = attach.CodeLimit
+	case errors.Is(err, errOwner):
+		code = attach.CodeBusy
 	case errors.Is(err, domain.ErrNoThreads):
 		code = attach.CodeUnsupported
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, errStopped), errors.Is(err, domain.ErrNoDomain):

@@ -40,16 +40,20 @@ func newTrees(d *Host, m GSAS) *trees {
 		return nil
 	}
 	t := &trees{
-		d: d, m: m, discard: d.cfg.Discard, live: map[atomics.Protection]*liveTree{},
+		d: d, m: m, discard: d.cfg.Discard, live: map[atomics.Protection]*liveTree{}, again: map[string]bool{},
 		memories: quota.New(limits.Descriptors(memoriesPerUID, 2*userPart), limits.Descriptors(allMemories, 2*allPart), quota.Privileged),
 	}
-	t.dir = tree.New(tree.Config{
+	c := tree.Config{
 		Quota: d.cfg.Settings().GSASQuota, Now: d.cfg.Now, KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) },
 		Random: func() (token tree.Token) {
 			_, _ = crand.Read(token[:]) // never fails
 			return token
 		},
-	})
+	}
+	if d.features.Tell != nil {
+		c.Tell = t.tell
+	}
+	t.dir = tree.New(c)
 	if t.discard == nil {
 		t.discard = discard.Punch
 	}
@@ -77,13 +81,21 @@ func (t *trees) end(id atomics.Thread) {
 		t.d.log.Error("end of a thread", "thread", fmt.Sprintf("%#x", uint32(id)), "err", err)
 		return
 	}
-	if !last {
-		return
+	if last {
+		t.over(p)
 	}
-	t.d.sessions.Add(1)
+}
+
+// over frees what a tree has whose last thread has ended.
+func (t *trees) over(p atomics.Protection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l := t.live[p]
+	if l == nil { // another host's, which nobody has used here
+		t.dir.Remove(p)
+		return
+	}
+	t.d.sessions.Add(1)
 	l.ended = true
 	t.buryLocked(l)
 }
@@ -201,7 +213,14 @@ func (t *trees) call(node int, c atomics.Call) {
 		l.calls++
 	}
 	t.mu.Unlock()
-	if gone {
+	switch {
+	case gone && c.Op == atomics.Alive: // the tree has no thread here
+		t.m.AnswerCall(node, c.ID, atomics.OK, 0)
+		return
+	case l == nil:
+		t.callAbroad(n, c)
+		return
+	case gone:
 		t.m.AnswerCall(node, c.ID, atomics.Gone)
 		return
 	}

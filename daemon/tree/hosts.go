@@ -85,14 +85,21 @@ func (d *Directory) SetHosts(hosts []Host) (e Effects) {
 	return e
 }
 
-// Changed says that the link to a host came up or went down. Both pfds call it.
-func (d *Directory) Changed(name string, up bool) {
+// Changed says that the link to a host came up, which may be before SetHosts names it, or went down. Both
+// pfds call it.
+func (d *Directory) Changed(o Host, up bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if h := d.hosts[name]; h != nil {
-		if h.up = up; up {
-			d.tellAll(name)
-		}
+	h := d.hosts[o.Name]
+	switch {
+	case h == nil && !up:
+		return
+	case h == nil:
+		h = &host{Host: o}
+		d.hosts[o.Name] = h
+	}
+	if h.up = up; up {
+		d.tellAll(o.Name)
 	}
 }
 

@@ -33,6 +33,10 @@ const hostNodes = 2
 
 func hostName(i int) string { return fmt.Sprint("host", i) }
 
+func hostOf(i int) Host {
+	return Host{hostName(i), device.NodeID(i * hostNodes), device.NodeID(i*hostNodes + hostNodes - 1)}
+}
+
 func ordered(i, j int) [2]int { return [2]int{min(i, j), max(i, j)} }
 
 func newCluster(t *testing.T, n int, seed uint64) *cluster {
@@ -83,7 +87,7 @@ func (c *cluster) start(i int) {
 func (c *cluster) others(i, struck int) (hosts []Host) {
 	for j := range c.dirs {
 		if j != i && j != struck {
-			hosts = append(hosts, Host{hostName(j), device.NodeID(j * hostNodes), device.NodeID(j*hostNodes + hostNodes - 1)})
+			hosts = append(hosts, hostOf(j))
 		}
 	}
 	return hosts
@@ -100,16 +104,16 @@ func (c *cluster) cut(i, j int) {
 		c.up[k] = false
 		delete(c.wires, [2]int{i, j})
 		delete(c.wires, [2]int{j, i})
-		c.dirs[i].Changed(hostName(j), false)
-		c.dirs[j].Changed(hostName(i), false)
+		c.dirs[i].Changed(hostOf(j), false)
+		c.dirs[j].Changed(hostOf(i), false)
 	}
 }
 
 func (c *cluster) repair(i, j int) {
 	if k := ordered(i, j); !c.up[k] {
 		c.up[k] = true
-		c.dirs[i].Changed(hostName(j), true)
-		c.dirs[j].Changed(hostName(i), true)
+		c.dirs[i].Changed(hostOf(j), true)
+		c.dirs[j].Changed(hostOf(i), true)
 	}
 }
 

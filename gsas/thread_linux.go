@@ -53,8 +53,8 @@ type call struct {
 func NewThread(ep *rdma.Endpoint) (*Thread, error) { return newThread(ep, Token{}) }
 
 // Join makes a thread in the tree with a token, which a process of the same user has begun with the
-// same pfd or that of another host of the cluster. pfd's refusal is an *attach.RefusedError: with code attach.CodeNotFound if there is no such
-// tree.
+// same pfd, or with that of another host of the cluster. pfd's refusal is an *attach.RefusedError: with
+// code attach.CodeNotFound if there is no such tree.
 func Join(ep *rdma.Endpoint, token Token) (*Thread, error) {
 	if token == (Token{}) {
 		return nil, fmt.Errorf("join a tree: %w: the token is zero", rdma.ErrRequest)

@@ -46,6 +46,7 @@ const (
 
 	portEvent   = portWake + 0x08 // u32: changes with every change for the process; futex word
 	portWaiters = portWake + 0x0c // u32: threads of the process in FUTEX_WAIT on the event word
+	portEnded   = portWake + 0x10 // u32: of a GSAS thread: 1 if pfd has ended it
 	// portMail is the messages of the process's mailbox: a ring of MailSlots messages with two
 	// counts that only grow.
 	portMail = portWake + 0x100

@@ -178,6 +178,13 @@ func (p *Pages) ResetThread(i int) {
 	t.add32(portEvent, 1)
 }
 
+// EndThread says that pfd has ended thread i, and wakes its waiters.
+func (p *Pages) EndThread(i int) {
+	t := p.Thread(i)
+	t.store32(portEnded, 1)
+	t.Notify()
+}
+
 // Descriptor copies channel ch's descriptor into d by eight atomic loads. Later writes of the
 // process do not change the copy; every value is possible.
 //

@@ -186,6 +186,10 @@ func TestThreadPages(t *testing.T) {
 			}
 		}
 	}
+	event0 := port.Event()
+	if p.EndThread(5); !port.Ended() || port.Event() == event0 {
+		t.Error("a thread that pfd has ended has not")
+	}
 	p.ResetThread(5)
 	event := port.Event()
 	for i := k; i < k+0x2000; i += 8 {
@@ -193,7 +197,7 @@ func TestThreadPages(t *testing.T) {
 			t.Fatalf("word %#x is %#x after a reset", i, v)
 		}
 	}
-	if event != 2 {
+	if event != event0+2 {
 		t.Errorf("EVENT is %d after a reset, want a change", event)
 	}
 }

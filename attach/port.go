@@ -28,6 +28,9 @@ func pktz(c int) uint32 {
 // the state changed.
 func (p *Port) Event() uint32 { return p.load32(portEvent) }
 
+// Ended reports whether pfd has ended a GSAS thread, because its tree is lost.
+func (p *Port) Ended() bool { return p.load32(portEnded) != 0 }
+
 // Send writes a message to packetizer channel c (0..3): its destination node and mailbox and one
 // to eight words. SEND is stored last (release). Send returns false and writes nothing if the
 // channel is busy or the count is wrong. One goroutine at a time may use a channel.

@@ -17,6 +17,7 @@
 #define LONG_GAP INT64_C(10000000000)
 #define SILENCE INT64_C(9000000000)	/* the link to its host may be down for that long */
 enum { MS = 1000000, ASK_AGAIN = 20 * MS, PAUSE_MOST = 100 * MS, LOOK_ANSWER = 10 * MS };
+enum { THREAD_ENDED = 0x3010 };	/* of the port of a thread */
 enum { REFUSED_REQUEST = 1 };	/* of answered */
 
 #define REGION (UINT64_C(1) << 34)	/* a tree's memory on a node (docs/attach.md 12) */
@@ -302,6 +303,8 @@ static int answered(exanet *e, const void *arg)
 		return 0;
 	if (over)
 		return fail(ENOTCONN, "the attachment has ended: attach again");
+	if (load32(word(g, THREAD_ENDED)))
+		return fail(EHOSTUNREACH, "the tree is lost: the pfd of its root has ended");
 	const unsigned char *p = g->port + PACKETIZER_CHANNEL * (w->c - g->calls);
 	if (w->c->sent && !load64(p + PACKETIZER_SEND) && load64(p + PACKETIZER_STATUS))
 		return REFUSED_REQUEST;

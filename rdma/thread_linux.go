@@ -146,8 +146,15 @@ func (t *Thread) Wait(most time.Duration, check func() bool) error {
 // Wake ends all waits, which call their checks again.
 func (t *Thread) Wake() { t.port.WakeSelf() }
 
-// Err returns the error of a thread whose attachment has ended, else nil.
+// ErrTreeLost means that pfd has ended a thread, because the pfd of the root of its tree has ended, or the host
+// of that pfd is struck.
+var ErrTreeLost = errors.New("the tree is lost: the pfd of its root has ended")
+
+// Err returns the error of a thread that pfd has ended, or whose attachment has ended, else nil.
 func (t *Thread) Err() error {
+	if t.port.Ended() {
+		return ErrTreeLost
+	}
 	if r, over := t.e.pages.Ended(); over {
 		t.e.end(r, "")
 	}

@@ -89,6 +89,8 @@ func (t *trees) endThreadsOf(p atomics.Protection) {
 			for i, id := range s.threads {
 				if id != 0 && t.dir.Alive(id, p) {
 					s.endThread(i)
+					s.lost[i] = true
+					s.pages.EndThread(i)
 				}
 			}
 		})

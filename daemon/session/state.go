@@ -154,7 +154,8 @@ type session struct {
 
 	joined joined // set by join, on the owning goroutine
 
-	threads [attach.MaxThreads]atomics.Thread // 0: none; the node's owner owns them
+	threads [attach.MaxThreads]atomics.Thread // 0: none; the node's owner owns them, as the next
+	lost    [attach.MaxThreads]bool           // threads that pfd has ended, and the process has not
 
 	once    sync.Once
 	ended   chan attach.Reason

@@ -65,7 +65,7 @@ func (h threader) Thread(q attach.Thread) (answer attach.Threaded, fd int, err e
 	if err := s.d.trees.confirm(h.ctx, th); err != nil {
 		attach.Descriptors{fd}.Close()
 		_ = h.own(func() error { // fails if the session has ended, and its threads with it
-			if s.threads[index] == th.ID { // else it was ended because its tree is lost
+			if s.lost[index] = false; s.threads[index] == th.ID { // else its tree is lost
 				s.endThread(index)
 			}
 			return nil
@@ -82,7 +82,7 @@ func (h threader) Thread(q attach.Thread) (answer attach.Threaded, fd int, err e
 // addThread makes a thread one of the session's, and returns its index. On the owning goroutine.
 func (s *session) addThread(th tree.Thread) (index int, err error) {
 	for index = range s.threads {
-		if s.threads[index] != 0 {
+		if s.threads[index] != 0 || s.lost[index] {
 			continue
 		}
 		slot, iface := s.joined.domain.Slot, th.ID.Interface()
@@ -103,6 +103,10 @@ func (s *session) addThread(th tree.Thread) (index int, err error) {
 // Unthread implements attach.Threader.
 func (h threader) Unthread(index int) error {
 	return h.own(func() error {
+		if h.s.lost[index] {
+			h.s.lost[index] = false
+			return nil
+		}
 		if h.s.threads[index] == 0 {
 			return refusal(attach.CodeNotFound, "the attachment has no thread %d", index)
 		}

@@ -31,17 +31,17 @@ type host struct {
 
 	begun uint32 // number of the last Begin to it
 
-	number, heard uint32 // of the last Begin from it; messages Asked since then
+	number, count uint32 // of the last Begin from it; messages Asked since then
 }
 
-// share is what the owner knows of another host that has asked for its tree.
+// share has the threads of another host that has asked its owner for a tree.
 type share struct {
 	threads uint32
 	number  uint32 // of its last Asked
 	stale   bool   // not told since the last Begin
 }
 
-// foreign is what a pfd that has asked for a tree knows of it.
+// foreign has the state of a tree of another host that this pfd has asked for.
 type foreign struct {
 	owner   string
 	known   bool          // token and uid are known
@@ -51,7 +51,7 @@ type foreign struct {
 	changed chan struct{} // closed when something of it, or ended, has changed
 }
 
-// Effects is what the caller has to do about trees that have ended without a thread of this pfd.
+// Effects lists trees that have ended by a message of another host, for the caller to free.
 type Effects struct {
 	// Ended trees have no thread: as those of End.
 	Ended []atomics.Protection
@@ -217,7 +217,7 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 	switch m.Kind {
 	case Begin:
 		anew := m.Token != h.life && h.life != Token{}
-		h.life, h.number, h.heard = m.Token, m.Number, 0
+		h.life, h.number, h.count = m.Token, m.Number, 0
 		for _, t := range d.sorted() {
 			if s := t.shares[name]; s != nil {
 				s.stale = true
@@ -231,7 +231,7 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 			}
 		}
 	case All:
-		if m.Number != h.number || m.Threads != h.heard {
+		if m.Number != h.number || m.Threads != h.count {
 			break // some were not sent: all is told again
 		}
 		for _, t := range d.sorted() {
@@ -240,7 +240,7 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 			}
 		}
 	case Asked:
-		h.heard++
+		h.count++
 		d.asked(name, t, m, &e)
 	case Known:
 		if foreign && !t.ended && t.foreign.since(m.Number) {

@@ -32,7 +32,7 @@ func (d *Directory) Trees() []Info {
 	defer d.mu.Unlock()
 	all := map[atomics.Protection]*Info{}
 	for p, t := range d.trees {
-		if t.freed {
+		if t.freed || t.foreign != nil && !t.foreign.known {
 			continue
 		}
 		info := &Info{Protection: p, UID: t.uid, Ended: t.ended}

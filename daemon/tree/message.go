@@ -24,7 +24,7 @@ const (
 	All                   // these were all, as many as Threads says, after the Begin with the same Number
 )
 
-// Message is what two pfds tell each other about a tree.
+// Message carries the state of a tree from one pfd to another.
 type Message struct {
 	Kind    Kind
 	Tree    atomics.Protection

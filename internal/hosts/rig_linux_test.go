@@ -55,7 +55,7 @@ func testMain(m *testing.M) int {
 // built builds the programs once.
 var built = sync.OnceValue(func() error {
 	for _, args := range [][]string{
-		{"build", "-buildvcs=false", "-o", bin + "/", "../../cmd/pfd", "../../cmd/exanetctl"},
+		{"build", "-buildvcs=false", "-o", bin + "/", "../../cmd/pfd", "../../cmd/exanetctl", "../../examples/counter"},
 		{"build", "-C", "../../hostd", "-buildvcs=false", "-o", filepath.Join(bin, "exanet-hostd"), "."},
 	} {
 		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {

@@ -263,6 +263,31 @@ func (t *trees) call(node int, c atomics.Call) {
 	}
 }
 
+// callAbroad performs an operation for a tree that is not known here: another host's, if it is one. On the
+// owning goroutine.
+func (t *trees) callAbroad(n *Node, c atomics.Call) {
+	if _, wait, err := t.dir.Find(c.Protection, true); wait == nil && err != nil {
+		t.m.AnswerCall(n.index, c.ID, atomics.Gone)
+		return
+	}
+	go func() {
+		_, err := t.find(context.Background(), c.Protection)
+		if err == nil {
+			err = t.enterAbroad(c.Protection)
+		}
+		// If the machine has stopped, nobody waits for the answer.
+		_ = t.d.Own(context.Background(), n, func() error {
+			if err != nil {
+				n.log.Debug("an operation of a tree of another host", "err", err)
+				t.m.AnswerCall(n.index, c.ID, atomics.Gone)
+			} else {
+				t.call(n.index, c)
+			}
+			return nil
+		})
+	}()
+}
+
 // post runs f on the owning goroutine of a node, for a call that f ends. If the machine has stopped, the
 // call ends without it.
 func (t *trees) post(l *liveTree, n *Node, f func()) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/dht"
+	"github.com/exanet/pfd/emu/serve"
 	"github.com/exanet/pfd/gsas"
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/rdma"
@@ -70,31 +71,43 @@ func (t *tree) close() (err error) {
 // operationRow is the number of operations in a row, each of which is a sample.
 const operationRow = 64
 
-// gsas measures operations of one thread on words of its own node and of another one, beside Redis's INCR
-// and the processor's own operations on mapped memory.
+// gsas measures operations of one thread on words of its own node and of another one, in pfd and in a process of
+// their own, beside Redis's INCR, MPI_Fetch_and_op and the processor's own operations on mapped memory.
 func (r *run) gsas() error {
+	return r.served(func(dir string) error {
+		device := fmt.Sprintf("vfio-user:%s,%s", serve.SocketPath(dir, 0), serve.SocketPath(dir, 1))
+		return r.each(2, [][]string{nil, {"--device", device}}, r.words)
+	})
+}
+
+func (r *run) words(pfds []*pfd) (err error) {
 	t := r.table("gsas", "An operation on a word of the global address space", "us", "operation", "own node")
-	t.note("Each is a sample. Mapped: the processor's operation on the tree's memory of the own node. Redis: INCR by one client over a unix socket.")
-	return r.with(2, func(d *pfd) (err error) {
-		tr, err := newTree(r.ctx, d, 8)
+	t.note("Each is a sample. Mapped: the processor's operation on the tree's memory of the own node. Redis: INCR by one client over a unix socket. " +
+		"MPI: MPI_Fetch_and_op and MPI_Win_flush between two ranks of Open MPI, whose window is reached by messages (osc pt2pt) or mapped by both ranks (osc sm).")
+	const add = "fetch and add"
+	var turns []*turn
+	single := func(row, column string, f func() error) {
+		c := t.cell(row, column)
+		turns = append(turns, &turn{count: r.count(8), do: func(add func(*Cell, ...float64)) error {
+			return laps(add, c, operationRow, 0, func(int) (time.Duration, error) {
+				start := time.Now()
+				err := f()
+				return time.Since(start), err
+			})
+		}})
+	}
+	var first *tree
+	for i, where := range []string{"", ", vfio-user"} {
+		tr, failed := newTree(r.ctx, pfds[i], 8)
 		defer func() { err = errors.Join(err, tr.close()) }()
-		if err != nil {
-			return err
+		if failed != nil {
+			return failed
+		}
+		if i == 0 {
+			first = tr
 		}
 		th := tr.threads[0]
-		var turns []*turn
-		single := func(row, column string, f func() error) {
-			c := t.cell(row, column)
-			turns = append(turns, &turn{count: r.count(8), do: func(add func(*Cell, ...float64)) error {
-				return laps(add, c, operationRow, 0, func(int) (time.Duration, error) {
-					start := time.Now()
-					err := f()
-					return time.Since(start), err
-				})
-			}})
-		}
-		const add = "fetch and add"
-		for node, column := range []string{"own node", "other node"} {
+		for node, column := range []string{"own node" + where, "other node" + where} {
 			at, err := th.Alloc(r.ctx, device.NodeID(node), 1, 0)
 			if err != nil {
 				return err
@@ -110,39 +123,45 @@ func (r *run) gsas() error {
 				_, err := th.CompareSwap128(r.ctx, at, [2]uint64{}, [2]uint64{})
 				return err
 			})
-			if node == 0 {
-				m, err := th.Map()
-				if err != nil {
-					return err
-				}
-				words, err := m.Words(at, 1)
-				if err != nil {
-					return err
-				}
-				// A single one takes less than reading the clock.
-				c := t.cell(add, "mapped")
-				turns = append(turns, &turn{count: r.count(8), do: func(add func(*Cell, ...float64)) error {
-					start := time.Now()
-					for range 100 * operationRow {
-						atomic.AddUint64(&words[0], 1)
-					}
-					add(c, float64(time.Since(start).Nanoseconds())/1e3/(100*operationRow))
-					runtime.KeepAlive(m)
-					return nil
-				}})
-			}
 			turns = append(turns, r.freshPages(t, th, device.NodeID(node), column))
-		}
-		if r.installed(t, add, "Redis", "redis-server", "apt-get install redis-server") {
-			c, stop, err := r.redis(1)
+			if i > 0 || node > 0 {
+				continue
+			}
+			m, err := th.Map()
 			if err != nil {
 				return err
 			}
-			defer stop()
-			single(add, "Redis", func() error { return c[0].ask("*2\r\n$4\r\nINCR\r\n$1\r\nx\r\n", ':') })
+			words, err := m.Words(at, 1)
+			if err != nil {
+				return err
+			}
+			// A single one takes less than reading the clock.
+			c := t.cell(add, "mapped")
+			turns = append(turns, &turn{count: r.count(8), do: func(add func(*Cell, ...float64)) error {
+				start := time.Now()
+				for range 100 * operationRow {
+					atomic.AddUint64(&words[0], 1)
+				}
+				add(c, float64(time.Since(start).Nanoseconds())/1e3/(100*operationRow))
+				runtime.KeepAlive(m)
+				return nil
+			}})
 		}
-		return errors.Join(r.takeTurns(turns...), r.oneVariable(tr))
-	})
+	}
+	if r.installed(t, add, "Redis", "redis-server", "apt-get install redis-server") {
+		c, stop, err := r.redis(1)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		single(add, "Redis", func() error { return c[0].ask("*2\r\n$4\r\nINCR\r\n$1\r\nx\r\n", ':') })
+	}
+	jobs, done, failed := r.mpi(t, add)
+	defer func() { err = errors.Join(err, done()) }()
+	if failed != nil {
+		return failed
+	}
+	return errors.Join(r.takeTurns(append(turns, jobs...)...), r.oneVariable(first))
 }
 
 // freshPages returns the case of words in pages that were never used.

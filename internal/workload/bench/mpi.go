@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	_ "embed" // fetchOp
 	"errors"
@@ -45,11 +46,10 @@ func (r *run) mpi(t *Table, row string) (turns []*turn, done func() error, err e
 		return nil, done, err
 	}
 	done = func() error { return os.RemoveAll(dir) }
-	source, program := filepath.Join(dir, "fetchop.c"), filepath.Join(dir, "fetchop")
-	if err := os.WriteFile(source, fetchOp, 0o600); err != nil {
-		return nil, done, err
-	}
-	if out, err := exec.CommandContext(r.ctx, "mpicc", "-O2", "-o", program, source).CombinedOutput(); err != nil {
+	program := filepath.Join(dir, "fetchop")
+	compiler := exec.CommandContext(r.ctx, "mpicc", "-O2", "-o", program, "-x", "c", "-")
+	compiler.Stdin = bytes.NewReader(fetchOp)
+	if out, err := compiler.CombinedOutput(); err != nil {
 		return nil, done, fmt.Errorf("compiling a program for MPI: %w\n%s", err, out)
 	}
 	for _, way := range mpiWays {

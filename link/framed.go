@@ -74,6 +74,18 @@ func (c *framed) more() bool {
 	return c.left == 0 && c.w-c.r >= tlsHeader && c.w-c.r >= tlsHeader+c.record()
 }
 
+// shrink frees the buffers if they are empty. Read's goroutine calls it.
+func (c *framed) shrink() {
+	if c.r == c.w {
+		c.in, c.r, c.w = nil, 0, 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.out) == 0 {
+		c.out = nil
+	}
+}
+
 // Write implements net.Conn.
 func (c *framed) Write(p []byte) (int, error) {
 	c.mu.Lock()

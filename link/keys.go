@@ -17,6 +17,9 @@ import (
 // alpn names the protocol in the TLS handshake: programs of other protocols are refused there.
 const alpn = "exanet"
 
+// maxChain is the largest number of certificates of a host (defined by this project).
+const maxChain = 4
+
 // keys are a table's credentials, parsed.
 type keys struct {
 	cluster string
@@ -87,8 +90,8 @@ func (k *keys) config(host string) *tls.Config {
 
 // trusts checks that the cluster's authority has issued a certificate, and that it is valid now.
 func (k *keys) trusts(chain []*x509.Certificate) error {
-	if len(chain) == 0 {
-		return errors.New("no certificate")
+	if len(chain) == 0 || len(chain) > maxChain { // each costs a verification, and comes from anybody
+		return fmt.Errorf("%d certificates, want 1 to %d", len(chain), maxChain)
 	}
 	between := x509.NewCertPool()
 	for _, c := range chain[1:] {
@@ -108,6 +111,10 @@ func (k *keys) permits(chain []*x509.Certificate, h Host) error {
 	c := chain[0]
 	if slices.Contains(k.revoked, serial(c)) {
 		return fmt.Errorf("certificate %s of host %s is revoked: issue a new one", describe(c), h.Name)
+	}
+	// A host that was removed must not speak as the one that has its nodes now.
+	if name := c.Subject.CommonName; name != "" && name != h.Name {
+		return fmt.Errorf("certificate %s is that of host %.64q, not of host %s: issue one for it", describe(c), name, h.Name)
 	}
 	if !covers(c, k.cluster, h.Nodes) {
 		return fmt.Errorf("certificate %s of host %s does not cover nodes %v of cluster %s: issue one with the URI exanet://%[4]s/node/%[3]v",

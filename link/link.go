@@ -197,6 +197,14 @@ func (l *Links) SetTable(t Table) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTable, err)
 	}
+	for _, c := range l.replace(t, v) {
+		hangUp(c)
+	}
+	return nil
+}
+
+// replace puts a table into use. It returns sockets to close.
+func (l *Links) replace(t Table, v *view) (useless []net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.now.Swap(v)
@@ -212,6 +220,9 @@ func (l *Links) SetTable(t Table) error {
 	for _, h := range v.table.Hosts {
 		if p := l.peers[h.Name]; p != nil && p.same(h, v, old) && h.Name != t.Self {
 			peers[h.Name] = p
+			if c := p.move(h.Address); c != nil {
+				useless = append(useless, c)
+			}
 		}
 	}
 	for name, p := range l.peers {
@@ -250,7 +261,7 @@ func (l *Links) SetTable(t Table) error {
 		p.again.Store(true)
 		p.poke()
 	}
-	return nil
+	return useless
 }
 
 // want asks for a connection. If the receiver is far behind, the Want comes again later.
@@ -311,7 +322,11 @@ func (l *Links) TakeUDP(host string, c net.Conn) {
 	}
 	p.mu.Lock()
 	before := p.socket
-	p.socket = c
+	if p.over {
+		before = c
+	} else {
+		p.socket = c
+	}
 	p.mu.Unlock()
 	if before != nil {
 		hangUp(before)
@@ -370,7 +385,7 @@ func (l *Links) Info() []Info {
 
 // Cut ends the connections to a host and lets none be made for a time. It is for tests.
 func (l *Links) Cut(host string, d time.Duration) error {
-	return l.change(host, func(p *peer) { p.cutUntil, p.severed = time.Now().Add(d), true })
+	return l.change(host, func(p *peer) { p.cutUntil, p.severed = time.Now().Add(d), errCut })
 }
 
 // Drain with on true says that no new transfers to a host should begin; with on false that they may

@@ -56,7 +56,8 @@ type peer struct {
 	number   uint64        // of the link that is being dialed; it grows, also over a restart
 	open     [classes]bool // its connections that are there, or on the way
 	cutUntil time.Time
-	severed  bool // the connections are to end, however short the cut is
+	severed  error // why the connections are to end, nil if they are not
+	address  string
 	draining bool
 	drained  bool
 	drain    bool // the sink has not been told of draining
@@ -64,6 +65,7 @@ type peer struct {
 	errAt    time.Time
 	connects uint64
 	socket   net.Conn // UDP
+	over     bool     // run ends, and takes no socket
 }
 
 func (l *Links) newPeer(h Host, own Range, after []*peer) *peer {
@@ -71,9 +73,15 @@ func (l *Links) newPeer(h Host, own Range, after []*peer) *peer {
 		l: l, host: h, own: own, dials: own.First < h.Nodes.First, after: after,
 		ended: make(chan struct{}), arrived: make(chan *conn), poked: make(chan struct{}, 1),
 		queues: [classes]*queue{newQueue(highSize), newQueue(bulkSize)},
-		number: uint64(time.Now().UnixNano()), state: Connecting, since: time.Now(),
+		number: uint64(time.Now().UnixNano()), state: Connecting, since: time.Now(), address: h.Address,
 	}
 	p.ready.said = true
+	for _, q := range after {
+		q.mu.Lock()
+		p.draining = p.draining || q.draining && q.host.Name == h.Name
+		q.mu.Unlock()
+	}
+	p.drain = p.draining
 	if h.UDP {
 		p.udp = newQueue(bulkSize)
 		p.udp.cut = cutFrame
@@ -172,13 +180,25 @@ func (p *peer) cutFor() time.Duration {
 	return max(time.Until(p.cutUntil), 0)
 }
 
-// sever reports whether the connections are to end, once for each cut.
-func (p *peer) sever() bool {
+// sever returns why the connections are to end, once for each cause, nil if they are not.
+func (p *peer) sever() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	severed := p.severed
-	p.severed = false
-	return severed
+	why := p.severed
+	p.severed = nil
+	return why
+}
+
+// move takes the present address of the host. If it is another one, the link ends; the socket that is
+// returned is to be closed.
+func (p *peer) move(address string) (socket net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if address != p.address {
+		socket, p.socket = p.socket, nil
+		p.address, p.severed = address, errMoved
+	}
+	return socket
 }
 
 // awaitUncut waits until a cut ends, at most until the deadline: the peer that dials then needs not
@@ -328,6 +348,7 @@ func (p *peer) run() {
 	}
 	p.mu.Lock()
 	socket := p.socket
+	p.over = true
 	p.mu.Unlock()
 	if socket != nil {
 		hangUp(socket)
@@ -335,9 +356,11 @@ func (p *peer) run() {
 	p.look()
 	if p.struck.Load() {
 		p.mu.Lock()
-		p.drain, p.draining = p.draining, false
+		draining := p.draining
 		p.mu.Unlock()
-		p.tellDrain()
+		if draining {
+			p.l.sink.Drain(p.host.Nodes.First, p.host.Nodes.Last, false)
+		}
 		p.l.sink.Gone(p.host.Nodes.First, p.host.Nodes.Last)
 	}
 }
@@ -366,7 +389,7 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 		p.tellDrain()
 		now := time.Now()
 		cut := p.cutFor()
-		if p.sever() || cut > 0 || !partial.IsZero() && now.Sub(partial) >= timing.Handshake {
+		if p.sever() != nil || cut > 0 || !partial.IsZero() && now.Sub(partial) >= timing.Handshake {
 			drop()
 		}
 		tcp, udp := p.lacking()
@@ -428,6 +451,7 @@ var (
 	errStruck   = errors.New("the host is no longer in the table")
 	errStopped  = errors.New("pfd stops")
 	errCut      = errors.New("cut by a command")
+	errMoved    = errors.New("the host has another address in the table")
 	errReplaced = errors.New("the other side has dialed a new link")
 	errWorn     = errors.New("the connections need new keys")
 	errSilent   = errors.New("nothing arrives")
@@ -513,8 +537,8 @@ func (s *session) watch() (next *conn, err error) {
 		case <-p.poked:
 			p.look()
 			p.tellDrain()
-			if p.sever() {
-				return nil, errCut
+			if err := p.sever(); err != nil {
+				return nil, err
 			}
 			if err := p.l.permits(s); err != nil {
 				return nil, err
@@ -542,6 +566,7 @@ type vigil struct {
 	seen  [classes]uint64 // octets at the last look
 	quiet [classes]int    // looks since then
 	sent  uint64          // frames at the last look
+	moved uint64          // frames sent and received at the last regular heartbeat
 	owed  int             // looks since the heartbeat that is unanswered, and since the last byte
 }
 
@@ -564,6 +589,13 @@ func (v *vigil) look() bool {
 	}
 	sent := p.sent()
 	regular := v.looks%beatLooks == 0
+	if regular {
+		moved := sent + p.framesIn.Load()
+		for _, c := range v.s.conns {
+			c.idle.Store(moved == v.moved)
+		}
+		v.moved = moved
+	}
 	if regular || sent != v.sent && !v.s.unanswered.Load() {
 		v.s.beat(classHigh)
 	}

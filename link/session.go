@@ -44,6 +44,7 @@ type conn struct {
 	chain  []*x509.Certificate // the peer's, nil without TLS
 
 	octets  atomic.Uint64 // received
+	idle    atomic.Bool   // the reader is to free memory
 	reading atomic.Bool   // the reader waits for bytes, and not for its sink
 }
 
@@ -86,7 +87,7 @@ func (c *conn) read(b []byte) (int, error) {
 	n, err := c.stream.Read(b)
 	c.reading.Store(false)
 	c.octets.Add(uint64(n))
-	if c.class == classHigh && c.peer.ready.silent.Swap(false) {
+	if n > 0 && c.class == classHigh && c.peer.ready.silent.Swap(false) {
 		c.peer.report()
 	}
 	return n, err
@@ -259,6 +260,9 @@ func (r *reader) run() error {
 				b.end = copy(b.buf, b.buf[start:b.end])
 				start = 0
 			}
+			if b.n == 0 && b.end == 0 && r.c.idle.Swap(false) {
+				r.shrink(b)
+			}
 			var n int
 			n, err = r.c.read(b.buf[b.end:])
 			b.end += n
@@ -284,6 +288,26 @@ func (r *reader) run() error {
 			return fmt.Errorf("host %s closed the connection", r.s.p.host.Name)
 		default:
 			return fmt.Errorf("reading: %w", err)
+		}
+	}
+}
+
+// shrink frees the buffers of an idle connection, but for a small one.
+func (r *reader) shrink(b *batch) {
+	r.large = false
+	b.spare = nil
+	if len(b.buf) > batchFirst {
+		b.buf = make([]byte, batchFirst)
+	}
+	if r.c.framed != nil {
+		r.c.framed.shrink()
+	}
+	for {
+		select {
+		case <-r.free:
+			r.made--
+		default:
+			return
 		}
 	}
 }
@@ -334,6 +358,12 @@ func (r *reader) parse(b *batch, start int) (int, error) {
 // control handles a record that is not a frame.
 func (s *session) control(class, kind int, content []byte) error {
 	switch {
+	case kind == recordBeat && class == classHigh:
+		// The goroutine that owns the nodes answers: if it stands still, the peer must not count tries.
+		beat := binary.LittleEndian.Uint64(content)
+		s.sink.Underway(s.p.host.Nodes.First, s.p.host.Nodes.Last, func(int) {
+			s.p.control(classHigh, recordAnswer, binary.LittleEndian.AppendUint64(nil, beat))
+		})
 	case kind == recordBeat:
 		s.p.control(class, recordAnswer, content)
 	case kind == recordAnswer:

@@ -184,7 +184,7 @@ func (p *peer) info(v *view) Info {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := Info{
-		Host: p.host.Name, Address: p.host.Address, Nodes: p.host.Nodes, State: p.state, Since: p.since,
+		Host: p.host.Name, Address: p.address, Nodes: p.host.Nodes, State: p.state, Since: p.since,
 		LastError: p.err, LastErrorAt: p.errAt, TLS: v.keys != nil, UDP: p.host.UDP, RTT: time.Duration(p.rtt.Load()), Connects: p.connects,
 		FramesReceived: p.framesIn.Load(), BytesReceived: p.octetsIn.Load(), Forged: p.forged.Load(), Bad: p.bad.Load(),
 	}

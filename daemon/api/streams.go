@@ -132,6 +132,17 @@ func (srv *Server) capture(rw http.ResponseWriter, r *http.Request, q *query) {
 	if !c.All {
 		c.Node = device.NodeID(q.node)
 	}
+	if srv.cfg.Links != nil {
+		hosts := srv.cfg.Links.View().Hosts
+		c.Host = func(id device.NodeID) string {
+			for i := range hosts {
+				if h := &hosts[i]; h.FirstNode <= uint32(id) && uint32(id) <= h.LastNode {
+					return h.Name
+				}
+			}
+			return ""
+		}
+	}
 	// One capture is open at a time.
 	if !srv.capturing.CompareAndSwap(false, true) {
 		reply(rw, nil, &failure{http.StatusServiceUnavailable, control.CodeBusy, "a capture is open already: end that one first"})

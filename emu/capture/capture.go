@@ -17,9 +17,11 @@ const (
 	look = 10 * time.Millisecond
 )
 
-// link is the connection of two nodes, an interface of the capture.
+// link is the connection of two nodes, or of a node to another host, an interface of the capture.
 type link struct {
-	from, to   device.NodeID // a packet from `from` is outbound
+	from       device.NodeID // a packet from it is outbound
+	to         device.NodeID // 0 if host is not ""
+	host       string
 	seen, lost uint64
 	before     uint64 // lost since the last packet that was kept
 	told       uint64 // of lost, those already reported
@@ -31,6 +33,8 @@ type Capture struct {
 	Node device.NodeID
 	All  bool
 	Snap int // bytes of each packet to keep; 0: all
+	// Host, if not nil, returns the name of the host of a node that is another host's, else "".
+	Host func(device.NodeID) string
 
 	scratch [wire.MaxPacket]byte // of See's goroutine
 
@@ -62,20 +66,36 @@ func (c *Capture) See(at int64, f *wire.Frame) {
 }
 
 // link returns the interface of a frame, and the frame's direction there. An interface begins with the
-// captured node or, if all are captured, with the lower number.
+// captured node or, if all are captured, with the lower number; one to another host with this host's node.
 func (c *Capture) link(f *wire.Frame) (index int, direction uint32) {
+	var host string
 	from, to, direction := f.SrcNode, f.DstNode, uint32(pcapng.Outbound)
-	if c.All && from > to || !c.All && from != c.Node {
+	swap := c.All && from > to || !c.All && from != c.Node
+	if c.Host != nil {
+		if host = c.Host(f.DstNode); host != "" {
+			swap = false
+		} else if host = c.Host(f.SrcNode); host != "" {
+			swap = true
+		}
+	}
+	if swap {
 		from, to, direction = to, from, pcapng.Inbound
 	}
+	if host != "" {
+		to = 0
+	}
 	for i, l := range c.links {
-		if l.from == from && l.to == to {
+		if l.from == from && l.to == to && l.host == host {
 			return i, direction
 		}
 	}
-	c.links = append(c.links, &link{from: from, to: to})
+	c.links = append(c.links, &link{from: from, to: to, host: host})
+	name := host
+	if host == "" {
+		name = fmt.Sprint("node", to)
+	}
 	// Not limited by room: there are as many interfaces as links.
-	c.buf = pcapng.Interface(c.buf, c.Snap, fmt.Sprintf("node%d-node%d", from, to))
+	c.buf = pcapng.Interface(c.buf, c.Snap, fmt.Sprintf("node%d-%s", from, name))
 	return len(c.links) - 1, direction
 }
 

@@ -1,12 +1,40 @@
 package capture
 
 import (
+	"bytes"
 	"encoding/binary"
 	"testing"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/internal/pcapng"
 	"github.com/exanet/pfd/soc/wire"
 )
+
+// A link to another host begins with this host's node, and is one for all nodes of that host.
+func TestOtherHost(t *testing.T) {
+	c := &Capture{All: true, Host: func(id device.NodeID) string {
+		if id < 4 {
+			return "b"
+		}
+		return ""
+	}}
+	for _, f := range []struct {
+		from, to  device.NodeID
+		link      int
+		direction uint32
+	}{
+		{4, 0, 0, pcapng.Outbound}, {1, 4, 0, pcapng.Inbound}, {5, 3, 1, pcapng.Outbound}, {5, 4, 2, pcapng.Inbound},
+	} {
+		if i, direction := c.link(&wire.Frame{Header: wire.Header{SrcNode: f.from, DstNode: f.to}}); i != f.link || direction != f.direction {
+			t.Errorf("%+v: link %d, direction %d", f, i, direction)
+		}
+	}
+	for _, name := range []string{"node4-b", "node5-b", "node4-node5"} {
+		if !bytes.Contains(c.buf, []byte(name)) {
+			t.Errorf("no interface %s", name)
+		}
+	}
+}
 
 // A capture that nobody reads loses packets and counts them; its memory is limited.
 func TestLoses(t *testing.T) {

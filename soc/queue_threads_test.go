@@ -86,6 +86,7 @@ func TestQueueThreads(t *testing.T) {
 		t.Errorf("a refusal: %+v", e)
 	}
 	b.write32(device.PL, device.PLGSASCtrl, device.GSASEnable)
+	enter(1, 0, absent)
 
 	// A page that is wanted while the queue is full is told once there is room.
 	for range 16 {

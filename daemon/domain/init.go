@@ -49,6 +49,7 @@ func (m *Manager) Init() error {
 		r.write32(device.PL, device.PLNodeID, uint32(m.node))
 	}
 	if m.caps&device.CapsGSAS != 0 {
+		r.write32(device.PL, device.PLGSASCtrl, 0) // forgets the pages and requests of a former pfd
 		r.write32(device.PL, device.PLGSASCtrl, device.GSASEnable)
 	}
 	r.write32(device.PL, device.PLOutstanding, Outstanding)

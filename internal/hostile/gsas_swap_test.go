@@ -43,7 +43,7 @@ func TestTableLargerThanMemory(t *testing.T) {
 	g.limit(pages * device.PageSize)
 	// The first level has 2^n elements of 32 bytes, eight a key.
 	table, ctx := (*dht.Table)(nil), w.ctx()
-	const keys, values = 4 * pages * 128 / 8, 24_000
+	const keys, values = 4 * pages * 128 / 8, 20_000
 	var threads []*gsas.Thread
 	for i := range 4 {
 		ep, err := rdma.Attach(ctx, rdma.Options{Socket: w.socket(), Node: device.NodeID(i % 2), Threads: true})
@@ -109,7 +109,7 @@ func TestTableLargerThanMemory(t *testing.T) {
 	if n := swapped(); n == 0 {
 		t.Error("nothing is in swap")
 	}
-	times := make([]time.Duration, 4_000)
+	times := make([]time.Duration, 2_000)
 	order := rand.New(rand.NewPCG(32, 4)).Perm(values)
 	each(len(times), func(table *dht.Table, i uint64) error {
 		key := uint64(order[i])

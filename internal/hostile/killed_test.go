@@ -109,20 +109,6 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 		}
 		return counts
 	}
-	again := func() {
-		_ = w.cmd.Process.Kill() // it has probably ended
-		<-w.ended
-		w.cmd = nil
-		watcher.Wait()
-		var ready func() error
-		var err error
-		if watcher, ready, err = w.seamless(); err == nil {
-			err = ready()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	counts := run("", "", 0)
 	killed := 0
 	for i, at := range []string{"attach", "transfer"} {
@@ -132,7 +118,7 @@ func killedAtEachCall(t *testing.T, method string, args ...string) {
 				if watcher.Hit() {
 					killed++
 				}
-				again()
+				watcher = w.again(watcher)
 				if t.Failed() {
 					t.Fatalf("killed at call %d of %s, %s\n%s", nth, c.Name, at, w.stderr)
 				}

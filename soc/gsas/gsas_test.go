@@ -351,6 +351,30 @@ func TestNextOwner(t *testing.T) {
 	}
 }
 
+// A driver that takes over turns the unit off: no page, request or operation of its predecessor is left, and
+// the generations of its domains may be older than those before.
+func TestNextDriver(t *testing.T) {
+	r := newRig(t)
+	r.page(1, 2, 0, own)
+	former := thread(32, 900)
+	former.Generation = 1 << 20
+	r.ask(former, 0, own, atomics.FetchAdd, atomics.At(node, device.PageSize), 1)
+	flying := r.begun()
+	r.u.Store(r.now, device.PLGSASCtrl, 0)
+	r.u.Store(r.now, device.PLGSASCtrl, device.GSASEnable)
+	r.u.Done(r.now, flying.ID, atomics.OK, []uint64{7})
+	r.ask(thread(32, 1), 0, own, atomics.FetchAdd, atomics.At(node, device.PageSize), 1)
+	r.wants("a page of the predecessor", atomics.BadAddress)
+	r.page(1, 1, 0, own)
+	r.ask(thread(32, 2), 0, own, atomics.FetchAdd, atomics.At(node, device.PageSize), 1)
+	if r.begun() == nil {
+		t.Fatalf("%+v", r.said())
+	}
+	if s := r.u.Stats(); s.Pages != 1 || s.InFlight != 1 || s.Stale != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestInFlight(t *testing.T) {
 	r := newRig(t)
 	r.page(0, 1, 0, own)

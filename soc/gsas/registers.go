@@ -57,7 +57,11 @@ func (u *Unit) Told(page uint64) {
 func (u *Unit) Store(now int64, offset uint32, v uint64) {
 	switch offset {
 	case device.PLGSASCtrl:
-		u.on = v&device.GSASEnable != 0
+		if v&device.GSASEnable == 0 {
+			u.Reset() // another driver may follow
+			return
+		}
+		u.on = true
 	case device.PLGSASPage:
 		u.run = v
 		first, _ := device.SplitGSASRun(v)

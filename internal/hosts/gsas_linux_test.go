@@ -130,7 +130,11 @@ func TestTree(t *testing.T) {
 			wait(t, "operations are done", func() bool { return sums[i].Load() >= goal || t.Failed() })
 		}
 	}
-	for range 3 {
+	cuts := 2
+	if isLong() {
+		cuts = 20
+	}
+	for range cuts {
 		more()
 		if err := c.mesh.Cut(0, 1); err != nil {
 			t.Fatal(err)

@@ -190,6 +190,10 @@ func (s *Socket) NetConn(f *os.File) (net.Conn, error) {
 				return fmt.Errorf("%w: %s is %d, want %d", ErrMessage, o.name, v, o.want)
 			}
 		}
+		// exanet-hostd may have made it linger, which would hold up a Close here.
+		if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{}); err != nil {
+			return os.NewSyscallError("setsockopt SO_LINGER", err)
+		}
 		_, err := unix.Getpeername(fd)
 		return os.NewSyscallError("getpeername", err)
 	})

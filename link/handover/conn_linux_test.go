@@ -73,6 +73,9 @@ func TestHandover(t *testing.T) {
 		t.Errorf("the peer is process %d of %d", pid, uid)
 	}
 	a, b := connected(t)
+	if err := a.SetLinger(1000); err != nil {
+		t.Fatal(err)
+	}
 	if err := hostd.Send(&Message{Socket: &Socket{Dialed: "b"}}, a); err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +90,16 @@ func TestHandover(t *testing.T) {
 	c, err := m.Socket.NetConn(f)
 	if err != nil {
 		t.Fatal(err)
+	}
+	err = sockets.Control(c.(*net.TCPConn), func(fd int) error {
+		l, err := unix.GetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER)
+		if err == nil && l.Onoff != 0 {
+			err = errors.New("the socket lingers")
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 	if _, err := c.Write([]byte("hello")); err != nil {
 		t.Fatal(err)

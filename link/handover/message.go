@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
@@ -210,6 +211,9 @@ func checkName(what, name string, empty bool) error {
 
 // ValidName reports whether name may be the name of a host or a cluster.
 func ValidName(name string) bool {
+	if strings.Contains(name, "..") || strings.HasSuffix(name, ".") { // no name in a URI
+		return false
+	}
 	for i := range len(name) {
 		c := name[i]
 		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || i > 0 && (c == '.' || c == '-' || c == '_')) {

@@ -58,6 +58,8 @@ func TestBadMessages(t *testing.T) {
 		{`{"lease":{}}`, "unknown field"},
 		{`{"want":{"host":""}}`, "want 1 to 63 letters"},
 		{`{"want":{"host":"-a"}}`, "want 1 to 63 letters"},
+		{`{"want":{"host":"a..b"}}`, "want 1 to 63 letters"},
+		{`{"want":{"host":"a."}}`, "want 1 to 63 letters"},
 		{`{"want":{"host":"a b"}}`, "want 1 to 63 letters"},
 		{`{"want":{"host":"` + strings.Repeat("a", 64) + `"}}`, "want 1 to 63 letters"},
 		{`{"socket":{"dialed":"\n"}}`, "want 1 to 63 letters"},

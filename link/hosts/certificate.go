@@ -162,15 +162,20 @@ func (f *File) Credentials(self string, now time.Time) (*handover.Credentials, e
 	if err != nil {
 		return nil, f.fault(i, "certificate", "certificate %s and key %s: %s: copy both from where they were made", certFile, keyFile, strings.TrimPrefix(err.Error(), "tls: "))
 	}
-	if err := f.checkCertificate(pair.Leaf, ca, h, now); err != nil {
+	if err := f.checkCertificate(&pair, ca, h, now); err != nil {
 		return nil, f.fault(i, "certificate", "certificate %s: %w", certFile, err)
 	}
 	return &handover.Credentials{Certificate: string(cert), Key: string(key), CA: string(ca)}, nil
 }
 
-// checkCertificate checks the certificate of host h.
-func (f *File) checkCertificate(cert *x509.Certificate, ca []byte, h *Host, now time.Time) error {
-	roots := x509.NewCertPool()
+// checkCertificate checks the certificate of host h by the same rules as its peers (package link).
+func (f *File) checkCertificate(pair *tls.Certificate, ca []byte, h *Host, now time.Time) error {
+	cert, roots, between := pair.Leaf, x509.NewCertPool(), x509.NewCertPool()
+	for _, der := range pair.Certificate[1:] {
+		if c, err := x509.ParseCertificate(der); err == nil {
+			between.AddCert(c)
+		}
+	}
 	if !roots.AppendCertsFromPEM(ca) {
 		return fmt.Errorf("%s has no certificate: copy ca.pem of the cluster", f.beside(f.CA, "ca.pem"))
 	}
@@ -178,18 +183,20 @@ func (f *File) checkCertificate(cert *x509.Certificate, ca []byte, h *Host, now 
 	if now.After(cert.NotAfter) {
 		return fmt.Errorf("it expired on %s: %s", cert.NotAfter.Format(time.DateOnly), again)
 	}
-	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 		return fmt.Errorf("by %s: %w: %s", f.beside(f.CA, "ca.pem"), err, again)
 	}
 	if serial := cert.SerialNumber.Text(16); slices.Contains(f.Revoked, serial) {
 		return fmt.Errorf("it is revoked, serial number %s (line %d): %s", serial, f.line(-1, "revoked"), again)
 	}
-	want, got := nodesURI(f.Cluster, h.nodes).String(), []string{}
+	var got []string
 	for _, u := range cert.URIs {
+		path, ok := strings.CutPrefix(u.Path, "/node/")
+		first, last, valid := parseRange(path, device.NodeIDMask)
+		if ok && valid && u.Scheme == "exanet" && u.Host == f.Cluster && first <= uint64(h.nodes[0]) && uint64(h.nodes[1]) <= last {
+			return nil
+		}
 		got = append(got, u.String())
 	}
-	if !slices.Contains(got, want) {
-		return fmt.Errorf("it is for %s, and this host is %s: %s", strings.Join(got, ", "), want, again)
-	}
-	return nil
+	return fmt.Errorf("it is for %s, and this host is %s: %s", strings.Join(got, ", "), nodesURI(f.Cluster, h.nodes), again)
 }

@@ -197,7 +197,7 @@ func TestStopped(t *testing.T) {
 		for k := range 8 {
 			r.ok(c.Process.Signal(syscall.SIGSTOP))
 			if k == 0 {
-				time.Sleep(2000 * time.Millisecond) // far more than a library waits for a node
+				time.Sleep(2000 * time.Millisecond) // a hundred repetitions
 			} else {
 				time.Sleep(30 * time.Millisecond) // more than one repetition
 			}

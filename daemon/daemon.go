@@ -68,7 +68,11 @@ func New(cfg Config, m session.Machine) (_ *Daemon, err error) {
 		Settings: func() session.Settings { return d.tune.Load().settings() },
 		Observe:  func(n *session.Node, rec *fault.Record) { d.api.Observe(n, rec) },
 		Discard:  cfg.Discard,
-		FromPeer: func(n *session.Node, from mailbox.Source, words []uint64) { d.claims.fromPeer(n, from, words) },
+		FromPeer: func(n *session.Node, from mailbox.Source, words []uint64) {
+			if d.hosts == nil { // between hosts the table has the ranges, and nothing is claimed
+				d.claims.fromPeer(n, from, words)
+			}
+		},
 	}
 	if cfg.Trace != "" {
 		if d.trace, err = startTrace(cfg.Trace, func() time.Duration { return time.Since(d.began) }); err != nil {

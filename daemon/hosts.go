@@ -78,6 +78,11 @@ func (h *hosts) changed(host string, up bool) {
 	nodes := h.nodes[host]
 	h.mu.Unlock()
 	h.host.LinkChanged(tree.Host{Name: host, First: nodes.First, Last: nodes.Last}, up)
+	h.report(host, state)
+}
+
+// report sends the state of a link to exanet-hostd.
+func (h *hosts) report(host string, state link.State) {
 	select {
 	case h.changes <- handover.State{Host: host, State: string(state)}:
 	default:
@@ -117,6 +122,9 @@ func (h *hosts) serve(ctx context.Context, l *net.UnixListener) {
 			continue
 		}
 		h.replace(conn)
+		if ctx.Err() != nil { // the end may have come before replace
+			_ = conn.Close()
+		}
 		workers.Go(func() { h.receive(ctx, conn) })
 	}
 }
@@ -261,6 +269,9 @@ func (h *hosts) table(t *handover.Table, credentials *os.File) error {
 		return nil
 	}
 	h.log.Info("table of hosts", "cluster", t.Cluster, "self", t.Self, "hosts", len(t.Hosts))
+	for _, i := range h.links.Info() { // an exanet-hostd that is back knows none
+		h.report(i.Host, i.State)
+	}
 	return nil
 }
 

@@ -140,6 +140,19 @@ func TestHosts(t *testing.T) {
 	}
 	// A message that is not exanet-hostd's ends the connection, and nothing else.
 	third := dialHosts(t, c)
+	if err := third.Send(&handover.Message{Table: &table}, nil); err != nil {
+		t.Fatal(err)
+	}
+	// One that is back learns the states.
+	for {
+		m, _, err := third.Receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.State != nil && m.State.Host == "b" {
+			break
+		}
+	}
 	if err := third.Send(&handover.Message{Want: &handover.Want{Host: "b"}}, nil); err == nil {
 		if _, err := receive(third); err == nil {
 			t.Error("a message in the wrong direction is answered")

@@ -104,7 +104,6 @@ func (n *Node) routed(node device.NodeID, box uint8) bool {
 // gone handles the loss of a node: transfers to it, and reads from it, end with status 10.
 func (n *Node) gone(node device.NodeID) {
 	n.fw.Gone(node)
-	n.dma.Gone(node)
 	n.dma.ReadsFrom(node, node, func(_ int, r *pldma.OpenRead) { n.answerGone(r.Interface, node, r.Tag) })
 }
 

@@ -113,7 +113,7 @@ var all = slices.Concat(treeMutants, []mutants.Mutant{
 	mutants.Of("attempts counted while the link is down",
 		mutants.In(readyFile, "	p := fw.paths[t.node]\n	if p == nil || !p.full {\n		return false\n", "	p := fw.paths[t.node]\n	if p == nil || !p.full || M {\n		return false\n")),
 	mutants.Of("the FIFO's check for doubles outlives a node's life",
-		mutants.In(recvFile, "	e.cfg.RX.Forget(node)\n", "	if !M {\n		e.cfg.RX.Forget(node)\n	}\n")),
+		mutants.In(recvFile, "	e.cfg.RX.Forget(f.SrcNode)\n", "	if !M {\n		e.cfg.RX.Forget(f.SrcNode)\n	}\n")),
 	mutants.Of("pieces of a read's last block dropped after a fault of its words",
 		mutants.In(openFile, "			o.closing &^= 1 << uint(i)\n		}\n	}\n}", "			if !M {\n				o.closing &^= 1 << uint(i)\n			}\n		}\n	}\n}")),
 	mutants.Of("reads that were served stay known to the slot's next domain",

@@ -153,29 +153,15 @@ func (e *Engine) offer(f *wire.Frame, number uint32) {
 	e.sink.Transmit(o)
 }
 
-// Gone forgets a node that is gone: its blocks end. If it comes back, its frames need a new link number.
-func (e *Engine) Gone(node device.NodeID) {
-	s := e.recv.sources[node]
-	if s == nil {
-		return
-	}
-	e.endSource(s, node)
-	delete(e.recv.sources, node)
-}
-
-func (e *Engine) endSource(s *source, node device.NodeID) {
+// newLife forgets a source's former life: its contexts end, and a fault equal to one of its last
+// faults is a new fault.
+func (e *Engine) newLife(s *source, f *wire.Frame) *source {
 	for _, r := range s.records.All() {
 		if c := r.ctx; c != nil {
 			e.abandon(c)
 		}
 	}
-	e.cfg.RX.Forget(node)
-}
-
-// newLife forgets a source's former life: its contexts end, and a fault equal to one of its last
-// faults is a new fault.
-func (e *Engine) newLife(s *source, f *wire.Frame) *source {
-	e.endSource(s, f.SrcNode)
+	e.cfg.RX.Forget(f.SrcNode)
 	// Contexts that are ending refer to the old records.
 	s = &source{epoch: f.Epoch, link: f.Link}
 	e.recv.sources[f.SrcNode] = s

@@ -79,7 +79,7 @@ func New(cfg Config) (*Engine, error) {
 		n.soc = soc.New(soc.Config{
 			ID: cfg.Base + device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil, Windows: true, GSAS: cfg.Outside == nil || n.outside.Words != nil,
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
-			Route: e.routes,
+			Route: e.routes, Base: cfg.Base, Nodes: uint32(cfg.Nodes),
 		})
 		n.due = n.deadline()
 		n.bus = &bus{engine: e, node: n}

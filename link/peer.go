@@ -267,6 +267,9 @@ func (p *peer) setUp(up bool) {
 	p.ready.up = up
 	p.ready.silent.Store(false)
 	p.ready.Unlock()
+	if up {
+		p.l.sink.LinkUp(p.host.Nodes.First, p.host.Nodes.Last)
+	}
 	p.report()
 }
 

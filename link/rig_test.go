@@ -141,6 +141,8 @@ func (h *host) LinkReady(first, last device.NodeID, ready bool) {
 	h.add(got{ready: &ready, first: first})
 }
 
+func (h *host) LinkUp(first, last device.NodeID) {}
+
 // sink is the Sink of a host: the method Drain of Links has another meaning.
 type sink struct{ *host }
 

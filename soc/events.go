@@ -49,6 +49,9 @@ const (
 	NodeGone
 	// NodeDrains: no new transfers to the node Destination are begun (OK), or they are again.
 	NodeDrains
+	// LinkUp: the link on the way to the node Destination is a new one; frames on the former one may be
+	// lost.
+	LinkUp
 )
 
 // Event is one input of a node.

@@ -43,6 +43,9 @@ type Config struct {
 	Like *Node
 	// Route reports whether a node can be reached; nil means every node can.
 	Route func(device.NodeID) bool
+	// Base and Nodes say which nodes are of the same host; 0 nodes: all are.
+	Base  device.NodeID
+	Nodes uint32
 	// Firmware switches off optimizations of the firmware.
 	Firmware r5.Options
 	// IDs, FIFO and Contexts limit the number of transaction IDs, of entries in the page-fault

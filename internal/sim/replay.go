@@ -52,7 +52,7 @@ func replay(in io.Reader, acted func(h *record.Header, at int64, node int, n *so
 	nodes, routes := make([]*soc.Node, h.Nodes), map[device.NodeID]bool{}
 	for i := range nodes {
 		nodes[i] = soc.New(soc.Config{
-			ID: h.Base + device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Stall: h.Stall, Queues: h.Queues, Windows: h.Windows, GSAS: h.GSAS, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool,
+			ID: h.Base + device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Stall: h.Stall, Queues: h.Queues, Windows: h.Windows, GSAS: h.GSAS, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool, Base: h.Base, Nodes: uint32(h.Nodes),
 			Route: func(id device.NodeID) bool { return uint64(id-h.Base) < uint64(h.Nodes) || routes[id] },
 		})
 	}

@@ -255,7 +255,7 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 		return
 	}
 	// The time-out runs from here: before, nothing was in flight.
-	fw.enlist(t, listTimeout, now)
+	fw.await(t, now)
 }
 
 // SourceFault reports that the source of block id could not be read and nothing was sent. With a

@@ -23,6 +23,17 @@ func (fw *Firmware) LinkReady(node device.NodeID, ready bool) {
 	fw.resume(p)
 }
 
+// LinkUp reports that the link on the way to a node is a new one: frames on the former one may be lost, such
+// as requests for retransmission. All blocks that wait for an answer from the node are retransmitted, which
+// counts as no attempt.
+func (fw *Firmware) LinkUp(node device.NodeID) {
+	for _, t := range fw.tx.All() {
+		if t.state != stateFree && t.node == node && !t.atSource && t.sending == 0 {
+			fw.retransmit(fw.now, t)
+		}
+	}
+}
+
 // Gone reports that a node is gone. Transfers to it end with status 10, as do those that are begun before
 // LinkReady reports that it is back; its read requests are forgotten.
 func (fw *Firmware) Gone(node device.NodeID) {

@@ -53,7 +53,7 @@ func (fw *Firmware) landed(t *transaction) {
 // feedback adapts a path's window to the round trip of a block that is acknowledged now: from the end of
 // its sending, so that neither the node's own memory nor page faults count.
 func (fw *Firmware) feedback(now int64, t *transaction) {
-	if t.list == listTimeout && t.length > 0 {
+	if (t.list == listTimeout || t.list == listFar) && t.length > 0 {
 		fw.paths[t.node].trip(now, max(now-t.since, 1), t.length, int64(fw.outstanding)*device.BlockSize)
 	}
 }

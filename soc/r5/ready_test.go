@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/soc/wire"
 )
 
 func toOther(d *device.Descriptor) { d.DstNode = own }
@@ -117,6 +119,46 @@ func TestLinkDown(t *testing.T) {
 			t.Errorf("channel %d: done %d, status %d", ch, r.done[ch].Done, r.done[ch].Status)
 		}
 	}
+}
+
+// A block to another host has a longer time-out than one to its own; over a new link all blocks that wait
+// for an answer are sent again at once, paused ones too, but not those that wait for their source.
+func TestLinkUp(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Base, c.Nodes = own, 1 })
+	r.start(0, 0, dst, 64, toOther)
+	near := r.one()
+	r.sent(near)
+	if d := r.expire(); d != 10*ms {
+		t.Errorf("a block to the own node times out after %d ns", d)
+	}
+	r.ack(r.one())
+	var sent []wire.Block
+	for ch := range 3 {
+		r.start(0, ch, dst, 64)
+		sent = append(sent, r.one())
+	}
+	r.sent(sent[0])
+	r.sent(sent[1])
+	r.reply(sent[1], device.CodeSlaveError)
+	r.fw.SourceFault(r.now, sent[2].ID)
+	r.fw.LinkUp(target)
+	again := r.blocks()
+	if len(again) != 2 || again[0].ID == sent[2].ID || again[1].ID == sent[2].ID {
+		t.Fatalf("%d blocks are sent again, want the first two", len(again))
+	}
+	for _, b := range again {
+		r.ack(b)
+	}
+	r.none()
+	r.start(0, 4, dst, 64)
+	r.sent(r.one())
+	r.fw.RAPF(r.now, own, mailbox.RAPF{Generation: gen, PDID: pdid, Claimed: pdid, Transaction: sent[2].ID, Sequence: sent[2].Seq})
+	r.ack(r.one())
+	r.none()
+	if d := r.expire(); d != farTimeout {
+		t.Errorf("a block to another host times out after %d ns", d)
+	}
+	r.ack(r.one())
 }
 
 // Transfers to a node that is gone end with status 10, those that wait for its link too, and later ones

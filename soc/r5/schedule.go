@@ -329,7 +329,7 @@ func (fw *Firmware) transmit(t *transaction) {
 	}
 	if fw.cfg.Options.NoRetransmissionBit {
 		// The hardware does not report when it has sent it: the time-out runs from here.
-		fw.enlist(t, listTimeout, fw.now)
+		fw.await(t, fw.now)
 	}
 	fw.counts[device.TXBlocks]++
 	b := wire.Block{

@@ -13,11 +13,14 @@ import (
 
 // Limits of the firmware (spec/firmware.md). Values are defined by this project.
 const (
-	maxDomainIDs   = 256  // transaction IDs that one domain may hold
-	keptIDs        = 16   // IDs reserved for every slot, with or without a domain
-	maxAttempts    = 64   // retransmissions of a block without an ACK or RAPF for it
-	maxRAPFs       = 1024 // RAPFs for one block
-	sourceGrace    = 100e9
+	maxDomainIDs = 256  // transaction IDs that one domain may hold
+	keptIDs      = 16   // IDs reserved for every slot, with or without a domain
+	maxAttempts  = 64   // retransmissions of a block without an ACK or RAPF for it
+	maxRAPFs     = 1024 // RAPFs for one block
+	sourceGrace  = 100e9
+	// farTimeout is the least time-out of blocks to nodes of other hosts, ns. A link loses nothing while
+	// it is up, and LinkUp says that it is a new one; its queues may take long.
+	farTimeout     = 500e6
 	backoffFromRow = 3
 	maxTwice       = 2 // simultaneous sendings of a block without the retransmission bit
 )
@@ -32,6 +35,9 @@ type Config struct {
 	Windows *[device.Slots]window.Set
 	// Route reports whether a node can be reached; nil means every node can.
 	Route func(device.NodeID) bool
+	// Base and Nodes say which nodes are of the same host; 0 nodes: all are.
+	Base  device.NodeID
+	Nodes uint32
 	// Options switch off optimizations.
 	Options Options
 	// IDs is the number of transaction IDs, for tests in which IDs are soon reused; 0 means all
@@ -243,6 +249,8 @@ func (fw *Firmware) update(x *transfer, done uint32) {
 
 func (fw *Firmware) period(list int) int64 {
 	switch {
+	case list == listFar:
+		return max(fw.timeout, farTimeout)
 	case list >= listBackoff:
 		return int64(1e6) << uint(list-listBackoff)
 	case list >= listGuard:
@@ -250,6 +258,15 @@ func (fw *Firmware) period(list int) int64 {
 	default:
 		return fw.timeout
 	}
+}
+
+// await begins the time-out of a block that was sent.
+func (fw *Firmware) await(t *transaction, now int64) {
+	list := listTimeout
+	if n := fw.cfg.Nodes; n > 0 && uint32(t.node-fw.cfg.Base) >= n {
+		list = listFar
+	}
+	fw.enlist(t, list, now)
 }
 
 func (fw *Firmware) enlist(t *transaction, list int, now int64) {

@@ -79,9 +79,10 @@ type transaction struct {
 const (
 	listNone    = 0
 	listTimeout = 1
-	listGuard   = 2 // + step 0..4: GUARD_US times 1, 2, 4, 8, 16
-	listBackoff = 7 // + step 0..6: 1, 2, 4 .. 64 ms
-	lists       = 14
+	listGuard   = 2  // + step 0..4: GUARD_US times 1, 2, 4, 8, 16
+	listBackoff = 7  // + step 0..6: 1, 2, 4 .. 64 ms
+	listFar     = 14 // the time-out of blocks to other hosts
+	lists       = 15
 	listHeld    = lists // of its path: a block that waits while the path is full, without a period
 
 	guardSteps   = 5

@@ -75,6 +75,7 @@ const (
 	LinkReady        = Kind(soc.LinkReady)
 	NodeGone         = Kind(soc.NodeGone)
 	NodeDrains       = Kind(soc.NodeDrains)
+	LinkUp           = Kind(soc.LinkUp)
 
 	Load  Kind = 32 // a register was read, with its side effects
 	Store Kind = 33 // a register was written
@@ -112,6 +113,8 @@ func (k Kind) String() string {
 		return "gone"
 	case NodeDrains:
 		return "drains"
+	case LinkUp:
+		return "link-up"
 	case Admit:
 		return "admit"
 	case Route:

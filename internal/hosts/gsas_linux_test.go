@@ -55,7 +55,11 @@ func TestCounter(t *testing.T) {
 			t.Errorf("%v, %s, want %s", err, out, want)
 		}
 	}
-	wrong := token[:len(token)-1] + string("10"[strings.Index("01", token[len(token)-1:])+1])
+	wrong, last := strings.TrimSuffix(token, "0"), "1"
+	if wrong == token {
+		wrong, last = token[:len(token)-1], "0"
+	}
+	wrong += last
 	if out, err := command("counter", "-socket", b.socket, "add", wrong, "1").CombinedOutput(); err == nil || !strings.Contains(string(out), "no such tree") {
 		t.Errorf("a wrong token: %v, %s", err, out)
 	}

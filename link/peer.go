@@ -501,10 +501,15 @@ func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
 	if p.udp != nil {
 		p.udp.end()
 		p.mu.Lock()
-		if p.socket != nil {
-			_ = p.socket.SetReadDeadline(time.Now()) // ends the reader, not the socket
-		}
+		socket := p.socket
 		p.mu.Unlock()
+		switch {
+		case socket == nil:
+		case p.ctx.Err() != nil:
+			hangUp(socket)
+		default:
+			_ = socket.SetReadDeadline(time.Now()) // ends the reader, not the socket
+		}
 	}
 	s.wg.Wait()
 	p.rtt.Store(0)

@@ -270,6 +270,11 @@ func (r *rig) start(i int, table Table, with func(*Config)) *host {
 		defer close(h.ended)
 		_ = h.Run(h.ctx, to)
 	}()
+	for running := false; !running; time.Sleep(time.Millisecond) { // Take is of use from then on
+		h.Links.mu.Lock()
+		running = h.Links.ctx != nil
+		h.Links.mu.Unlock()
+	}
 	r.hosts[i].Store(h)
 	go func() {
 		for {

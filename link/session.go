@@ -52,9 +52,12 @@ type conn struct {
 func (c *conn) close() { hangUp(c.raw) }
 
 // hangUp closes a socket. Another process may have the same socket, and may have made it blocking:
-// Close would then wait for a reader that is in the kernel. Shutdown ends the reader. It must not be
-// called with a lock.
+// Close would then wait for a reader that is in the kernel, or for the peer. Shutdown ends the reader,
+// and without lingering Close does not wait. It must not be called with a lock.
 func hangUp(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetLinger(0)
+	}
 	if s, ok := c.(syscall.Conn); ok {
 		if raw, err := s.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })

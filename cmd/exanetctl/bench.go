@@ -70,8 +70,8 @@ every sample, with -o csv one line for each figure.
 			if err != nil {
 				return usagef("%w", err)
 			}
-			if b.docs != "" && args[0] != "all" && !slices.Equal(args, []string{"folios"}) {
-				return usagef("--docs: the documents need the figures of all suites from one run: use `bench all`; only `bench folios` has a section of its own")
+			if b.docs != "" && args[0] != "all" && !slices.Equal(args, []string{"folios"}) && !slices.Equal(args, []string{"hosts"}) {
+				return usagef("--docs: the documents need the figures of all suites from one run: use `bench all`; only `bench folios` and `bench hosts` have sections of their own")
 			}
 			return a.bench(cmd.Context(), b, suites)
 		},

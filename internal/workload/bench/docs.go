@@ -35,12 +35,17 @@ func Replace(file, name, text string) error {
 }
 
 // Document writes all tables into dir/benchmarks.md, the comparison with the papers' figures
-// into dir/evaluation.md, and the pictures into dir/plots. If only folios were measured it writes
-// their table.
+// into dir/evaluation.md, and the pictures into dir/plots. If only folios or hosts were measured it
+// writes their table.
 func (r *Report) Document(dir string) error {
 	// The machine may allow none: the figures that are there stay.
 	if t := r.Table(foliosTable); t != nil && len(t.Rows) > 2 {
 		if err := Replace(filepath.Join(dir, "benchmarks.md"), "bench-folios", r.Head()+"\nVersion "+version.String()+".\n"+t.Markdown()); err != nil {
+			return err
+		}
+	}
+	if t, s := r.Table(hostsTable), r.Table(hostsStream); t != nil && s != nil {
+		if err := Replace(filepath.Join(dir, "benchmarks.md"), "bench-hosts", r.Head()+"\nVersion "+version.String()+".\n"+t.Markdown()+s.Markdown()); err != nil {
 			return err
 		}
 	}

@@ -72,6 +72,7 @@ func Suites() []Suite {
 		{"firmware", "each optimization of the firmware switched off", (*run).firmware},
 		{"device", "the device in a process of its own", (*run).device},
 		{"peers", "other projects' software: UCX, libfabric, stress-ng's userfaultfd, libvfio-user", (*run).peers},
+		{"hosts", "writes to another machine, a network namespace, beside those in one pfd and a bare TLS connection (needs root)", (*run).hosts},
 		{"gsas", "operations on words of the global address space, in pfd and over vfio-user, beside the processor's own, Redis and MPI_Fetch_and_op", (*run).gsas},
 		{"dht", "the hash table beside Redis and memcached", (*run).dht},
 		{"tracing", "the cost of the eBPF probe", (*run).tracing},

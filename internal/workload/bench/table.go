@@ -378,7 +378,7 @@ func (r *Report) Markdown() string {
 	var b strings.Builder
 	b.WriteString(r.Head())
 	for _, t := range r.Tables {
-		if t.Name != foliosTable {
+		if t.Name != foliosTable && t.Name != hostsTable && t.Name != hostsStream {
 			b.WriteString(t.Markdown())
 		}
 	}

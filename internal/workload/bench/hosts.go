@@ -22,6 +22,7 @@ import (
 
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/netns"
+	"github.com/exanet/pfd/internal/outfile"
 	"github.com/exanet/pfd/internal/workload"
 	"github.com/exanet/pfd/link/hosts"
 )
@@ -63,7 +64,7 @@ func (r *run) hosts() (err error) {
 		return err
 	}
 	groups := filepath.Join(dir, "bench.groups")
-	if err := os.WriteFile(groups, fmt.Appendf(nil, "%d %s %#x\n", os.Getuid(), hostsGroup, hostsPDID), 0o600); err != nil {
+	if err := outfile.Write(groups, fmt.Appendf(nil, "%d %s %#x\n", os.Getuid(), hostsGroup, hostsPDID)); err != nil {
 		return err
 	}
 	var args [][]string

@@ -208,7 +208,6 @@ type rig struct {
 	standard bool // the standard times
 	dial     func(w Want, from *host) bool
 	sink     func(*host) Sink
-	wg       sync.WaitGroup
 }
 
 // timing is short, so that tests are.

@@ -339,11 +339,11 @@ func (r *reader) parse(b *batch, start int) (int, error) {
 		}
 		f := b.next()
 		used, err := decodeFrame(record, f, b.spare[b.used:])
-		if err == errRoom && b.used == 0 {
+		if errors.Is(err, errRoom) && b.used == 0 {
 			b.spare = make([]byte, spareSize)
 			used, err = decodeFrame(record, f, b.spare)
 		}
-		if err == errRoom {
+		if errors.Is(err, errRoom) {
 			break // the frames before are delivered first
 		}
 		if err != nil {

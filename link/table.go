@@ -156,7 +156,7 @@ func newView(t Table, id Identity) (*view, error) {
 // number of nodes of a host.
 const (
 	maxNode  device.NodeID = 65534
-	maxNodes               = 64
+	maxNodes device.NodeID = 64
 )
 
 // claimed reports whether a PDID is of the block of another host than the one named: its processes

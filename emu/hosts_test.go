@@ -36,6 +36,7 @@ type cable struct {
 	most   int        // frames that wait before the cable is full
 	chance *rand.Rand // of losses
 	spy    func(f *wire.Frame)
+	drop   func(f *wire.Frame) bool // reports which frames are lost besides
 }
 
 // end is the Carrier of one engine.
@@ -68,7 +69,7 @@ func (e *end) Send(f *wire.Frame) {
 	if c.spy != nil {
 		c.spy(f)
 	}
-	if !c.up || c.chance.Float64() < c.loss {
+	if c.drop != nil && c.drop(f) || !c.up || c.chance.Float64() < c.loss {
 		return
 	}
 	e.waiting = append(e.waiting, clone(f))
@@ -495,4 +496,41 @@ func underway(r *rig, other device.NodeID) int {
 	r.on(0, func() {}) // after what was rung
 	r.engine.Underway(other, other, func(sum int) { n <- sum })
 	return <-n
+}
+
+// The acknowledgement of a block is lost with the link, and its target strikes the sender's host and takes it
+// back: the block is not written a second time, to memory that the process uses for something else.
+func TestWrittenOnce(t *testing.T) {
+	c := newCable()
+	lost := make(chan struct{}, 1)
+	c.drop = func(f *wire.Frame) bool {
+		if f.Kind != wire.Ack || f.Code != device.CodeAck {
+			return false
+		}
+		select {
+		case lost <- struct{}{}:
+		default:
+		}
+		return true
+	}
+	a, b := rigAt(t, c, 0), rigAt(t, c, 1)
+	c.join(t)
+	src, dst := bytes.Repeat([]byte{0xa5}, 4096), absent(t, 4096)
+	b.sides[0].ring(1, b.to(a, src, dst))
+	<-lost
+	if !bytes.Equal(src, dst) {
+		t.Error("acknowledged, and not written")
+	}
+	c.set(false)
+	a.engine.Gone(1, 1)
+	a.on(0, func() {})
+	next := bytes.Repeat([]byte{0x11}, len(dst))
+	copy(dst, next)
+	c.mu.Lock()
+	c.drop = nil
+	c.mu.Unlock()
+	c.set(true)
+	if v := b.sides[0].wait(t, 1); v != device.DoneCompleted || !bytes.Equal(dst, next) {
+		t.Errorf("done %d; the memory is as it was: %v", v, bytes.Equal(dst, next))
+	}
 }

@@ -38,7 +38,9 @@ func TestCable(t *testing.T) {
 		if err := c.mesh.Repair(0, 1); err != nil {
 			t.Fatal(err)
 		}
+		began := time.Now()
 		c.up()
+		t.Logf("the link is up %v after its cable", time.Since(began).Round(time.Millisecond))
 		if now := a.link("b").Connects; now == before {
 			t.Errorf("after %d connections there are %d", before, now)
 		}

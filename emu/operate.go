@@ -56,6 +56,9 @@ func (e *Engine) AnswerCall(node int, id uint32, s atomics.Status, values ...uin
 // punched out, or swapped out, all the time. Defined by this project.
 const maxTries = 8
 
+// mostDriverTrees is how many trees of a driver in another process a node knows. Defined by this project.
+const mostDriverTrees = 4096
+
 // operate begins an operation of a node's unit, and returns the call if it is to be performed.
 func (e *Engine) operate(n *node, a *gsas.Access) *call {
 	t := n.trees[a.Tree]
@@ -76,7 +79,11 @@ func (e *Engine) operate(n *node, a *gsas.Access) *call {
 		return nil
 	}
 	if n.trees[a.Tree] == nil && n.outside.Words != nil {
-		// Their users are unknown here: a tree whose memory hangs is to delay no other.
+		// Their users are unknown here: a tree whose memory hangs is to delay no other. A driver may name
+		// many, and nothing is lost with those that are forgotten.
+		if len(n.trees) >= mostDriverTrees {
+			clear(n.trees)
+		}
 		e.SetTree(n.index, a.Tree, &Tree{Memory: n.outside.Words, UID: uint32(a.Tree)})
 		t = n.trees[a.Tree]
 	}

@@ -82,7 +82,9 @@ func (e *Engine) operate(n *node, a *gsas.Access) *call {
 		// Their users are unknown here: a tree whose memory hangs is to delay no other. A driver may name
 		// many, and nothing is lost with those that are forgotten.
 		if len(n.trees) >= mostDriverTrees {
-			clear(n.trees)
+			for p := range n.trees {
+				e.SetTree(n.index, p, nil)
+			}
 		}
 		e.SetTree(n.index, a.Tree, &Tree{Memory: n.outside.Words, UID: uint32(a.Tree)})
 		t = n.trees[a.Tree]

@@ -596,10 +596,10 @@ const char *exanet_status(int status)
 {
 	static const char *const texts[] = {
 		"finished", "memory of the transfer does not answer: its pages are not paged in",
-		"an address is not mapped, lies beyond the end of its file, may not be accessed, is not shared with the device (exanet_alloc, exanet_share), or cannot be reached",
-		"the target node has no receive context left", "packets arrive corrupted", "the target does not admit this domain, or not to this memory, or has ended",
+		"an address is not mapped, lies beyond the end of its file, may not be accessed, is not shared with the device (exanet_alloc, exanet_share), or cannot be reached, or no host has that node",
+		"the target node has no receive context left", "packets arrive corrupted", "the target does not admit this domain, or not to this memory, or has ended; between hosts the group must be in the file groups of both pfds",
 		"a reserved code", "the target's buffer is full", "a block made no progress within the retransmission limit",
-		"aborted", "the attachment, its domain or the node is gone", "the kernel does not page in memory of the transfer",
+		"aborted", "the attachment, its domain or the node is gone, or the node's host is drained", "the kernel does not page in memory of the transfer",
 	};
 	if (status == EXANET_ONGOING)
 		return "not ended yet";

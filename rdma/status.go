@@ -50,7 +50,7 @@ var (
 	ErrRetransmissions = errors.New("a block made no progress within the retransmission limit")
 	ErrAborted         = errors.New("the transfer was aborted by its process")
 	ErrMemory          = errors.New("the kernel does not page in memory of the transfer")
-	ErrGone            = errors.New("the attachment, its domain or the node is gone")
+	ErrGone            = errors.New("the attachment, its domain or the node is gone, or the node's host is drained")
 )
 
 // Errors of calls.
@@ -81,15 +81,15 @@ type outcome struct {
 
 var outcomes = [...]outcome{
 	device.StatusSlaveError: {ErrSlaveError, "the process is stopped, or nobody serves its userfaultfd or file system: see the fault log (exanetctl fault show); write again when that has changed"},
-	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that their files are long enough (a truncated file has no pages beyond its end), that memory for a device elsewhere comes from Alloc or Share (exanetctl fault show says which address is not shared), that the addresses fit the node's width, and that the target's node exists (exanetctl node show)"},
+	device.StatusDecode:     {ErrAddress, "check that source, destination and notification address are mapped with the right to read or write, that their files are long enough (a truncated file has no pages beyond its end), that memory for a device elsewhere comes from Alloc or Share (exanetctl fault show says which address is not shared), that the addresses fit the node's width, and that the target's node exists (exanetctl node show, for those of other hosts exanetctl host)"},
 	device.StatusNoContext:  {ErrNoContext, "have fewer transfers to that node in flight and write again"},
 	device.StatusCorrupt:    {ErrCorrupt, "look at the crc counters of both nodes (exanetctl counter show); the link is broken"},
-	device.StatusDomain:     {ErrDomain, "attach both processes with one group and let the target admit it (Options.AcceptGroup), or have the target accept this PDID (Options.Accept, exanetctl domain grant) or open this memory to it (Endpoint.Window); if the target has ended, its Remote is stale: take a new one"},
+	device.StatusDomain:     {ErrDomain, "attach both processes with one group and let the target admit it (Options.AcceptGroup), or have the target accept this PDID (Options.Accept, exanetctl domain grant) or open this memory to it (Endpoint.Window); if the target has ended, its Remote is stale: take a new one; between hosts the group must also be in the file groups of both pfds (pfd --groups)"},
 	device.StatusReserved:   {ErrReserved, "report it: no device of this version returns it"},
 	device.StatusBufferFull: {ErrBufferFull, "write again when the target has made room"},
 	device.StatusLimit:      {ErrRetransmissions, "the target's pages are not paged in or the path to it is broken: see exanetctl fault show and counter show, then write again"},
 	device.StatusAborted:    {ErrAborted, "nothing to do"},
-	device.StatusGone:       {ErrGone, "attach again and write again"},
+	device.StatusGone:       {ErrGone, "attach again and write again; for a node of another host see exanetctl host: it is drained, or was removed from the list of hosts"},
 	device.StatusMemory:     {ErrMemory, "see the fault log of its node for the reason (exanetctl fault show): no memory left, a full file system (a tmpfs), no free huge page, memory that is its process's alone; write again when that has changed"},
 }
 

@@ -30,7 +30,7 @@ func TestTransferErrorNamesTheCause(t *testing.T) {
 		{device.StatusBufferFull, ErrBufferFull, "the target's buffer is full", "made room"},
 		{device.StatusLimit, ErrRetransmissions, "within the retransmission limit", "exanetctl fault show"},
 		{device.StatusAborted, ErrAborted, "aborted by its process", "nothing to do"},
-		{device.StatusGone, ErrGone, "its domain or the node is gone", "attach again"},
+		{device.StatusGone, ErrGone, "its domain or the node is gone, or the node's host is drained", "exanetctl host"},
 		{device.StatusMemory, ErrMemory, "the kernel does not page in memory", "exanetctl fault show"},
 	} {
 		for kind, e := range map[string]*TransferError{

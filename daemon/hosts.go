@@ -252,7 +252,7 @@ func (h *hosts) table(t *handover.Table, credentials *os.File) error {
 		}
 	}
 	h.mu.Unlock()
-	err := h.links.SetTable(next)
+	err, text := h.links.SetTable(next), ""
 	if err == nil {
 		h.host.SetHosts(others)
 	}
@@ -260,12 +260,13 @@ func (h *hosts) table(t *handover.Table, credentials *os.File) error {
 	if h.refused = ""; err == nil {
 		h.cluster, h.self, h.nodes = t.Cluster, t.Self, nodes
 	} else {
-		h.refused = err.Error()
+		text = strings.TrimPrefix(err.Error(), link.ErrTable.Error()+": ")
+		h.refused = text
 	}
 	h.mu.Unlock()
 	if err != nil {
 		h.log.Error("the table of hosts is refused: the former one stays in effect", "err", err)
-		h.send(&handover.Message{Refused: &handover.Refused{Text: clip(err.Error(), handover.MaxText)}})
+		h.send(&handover.Message{Refused: &handover.Refused{Text: clip(text, handover.MaxText)}})
 		return nil
 	}
 	h.log.Info("table of hosts", "cluster", t.Cluster, "self", t.Self, "hosts", len(t.Hosts))

@@ -294,16 +294,6 @@ func (p *peer) control(class, kind int, content []byte) put {
 	return done
 }
 
-// received counts frames.
-func (p *peer) received(frames []*wire.Frame) {
-	octets := 0
-	for _, f := range frames {
-		octets += frameSize(f)
-	}
-	p.framesIn.Add(uint64(len(frames)))
-	p.octetsIn.Add(uint64(octets))
-}
-
 // send queues a frame.
 func (p *peer) send(f *wire.Frame) {
 	q := p.queues[classBulk]

@@ -269,6 +269,7 @@ func (r *reader) run() error {
 			var n int
 			n, err = r.c.read(b.buf[b.end:])
 			b.end += n
+			r.s.p.octetsIn.Add(uint64(n))
 			r.large = r.large || b.end == len(b.buf)
 			var bad error
 			if start, bad = r.parse(b, start); bad != nil {
@@ -277,7 +278,7 @@ func (r *reader) run() error {
 		}
 		rest = b.buf[start:b.end]
 		if b.n > 0 {
-			r.s.p.received(b.frames[:b.n])
+			r.s.p.framesIn.Add(uint64(b.n))
 			r.s.sink.Arrive(b.frames[:b.n], b.done)
 		} else {
 			b.done()

@@ -132,10 +132,10 @@ func newView(t Table, id Identity) (*view, error) {
 	case id.Host != "" && id.Host != t.Self:
 		return nil, fmt.Errorf("it says that this is host %q, this pfd is host %q", t.Self, id.Host)
 	case v.self.Nodes != id.Nodes:
-		return nil, fmt.Errorf("host %s has nodes %v there, this pfd has nodes %v: see pfd --node-base and --nodes", t.Self, v.self.Nodes, id.Nodes)
+		return nil, fmt.Errorf("host %s has nodes %v there, this pfd has nodes %v: start pfd with --node-base and --nodes as in %s.pfd.toml, or exanet-hostd with the --name of this host", t.Self, v.self.Nodes, id.Nodes, t.Self)
 	case v.self.PDIDs != id.PDIDs:
-		return nil, fmt.Errorf("host %s has PDIDs %#x-%#x there, this pfd has %#x-%#x: see pfd --pdid-range",
-			t.Self, v.self.PDIDs[0], v.self.PDIDs[1], id.PDIDs[0], id.PDIDs[1])
+		return nil, fmt.Errorf("host %s has PDIDs %#x-%#x there, this pfd has %#x-%#x: start pfd with --pdid-range as in %s.pfd.toml, or exanet-hostd with the --name of this host",
+			t.Self, v.self.PDIDs[0], v.self.PDIDs[1], id.PDIDs[0], id.PDIDs[1], t.Self)
 	}
 	v.blocks = slices.SortedFunc(slices.Values(t.Hosts), func(a, b Host) int { return cmp.Compare(a.PDIDs[0], b.PDIDs[0]) })
 	if !t.TLS {

@@ -202,7 +202,12 @@ func (r *datagramReader) run() error {
 				}
 			})
 		}
-		r.s.p.received(b.frames)
+		octets := 0
+		for _, f := range b.frames {
+			octets += frameSize(f)
+		}
+		r.s.p.framesIn.Add(uint64(len(b.frames)))
+		r.s.p.octetsIn.Add(uint64(octets))
 		r.s.sink.Arrive(b.frames, b.done)
 	}
 }

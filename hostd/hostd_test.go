@@ -503,7 +503,7 @@ func TestBadUsage(t *testing.T) {
 		{[]string{"--name", "c"}, exitUsage, `no host "c": its hosts are a, b: name this one with --name`},
 		{[]string{"--name", ""}, exitUsage, "name this one with --name"},
 		{[]string{"--name", "b", "--hosts", other}, exitUsage, other + ":3: "},
-		{[]string{"--hosts", other + "x"}, exitUsage, "no such file or directory: make it by exanetctl host init"},
+		{[]string{"--hosts", other + "x"}, exitUsage, "no such file or directory: copy it from where exanetctl host init was run"},
 		{nil, exitFailed, "address already in use: end the program that listens there, give host a another port in " + r.file + ", or name another address with --listen"},
 		{[]string{"--listen", "192.0.2.1:1"}, exitFailed, "name another address with --listen"},
 		{[]string{"--check"}, exitOK, r.file + " is valid for host a\n"},
@@ -522,5 +522,29 @@ func TestBadUsage(t *testing.T) {
 	var out bytes.Buffer
 	if code := run(context.Background(), append(base, "--check"), &out, &out); code != exitUsage || !strings.Contains(out.String(), r.file+":5: host a: certificate "+r.dir+"/a.pem without its key") {
 		t.Errorf("exit code %d, %s", code, out.String())
+	}
+}
+
+// Root's exanet-hostd takes the pfd of a user who alone makes sockets in the directory; others do not.
+func TestTrusts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it gives directories to another user")
+	}
+	own, open := filepath.Join(t.TempDir(), "own"), filepath.Join(t.TempDir(), "open")
+	for dir, mode := range map[string]os.FileMode{own: 0o755, open: 0o777} {
+		if err := errors.Join(os.Mkdir(dir, mode), os.Chmod(dir, mode), os.Chown(dir, 1001, 1001)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		dir       string
+		uid, euid int
+		want      bool
+	}{
+		{own, 1001, 0, true}, {own, 1002, 0, false}, {own, 1001, 1002, false}, {open, 1001, 0, false}, {own, 0, 0, true}, {own + "x", 1001, 0, false},
+	} {
+		if got := trusts(filepath.Join(c.dir, "pfd.sock.hosts"), uint32(c.uid), c.euid); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/sockets"
+	"github.com/exanet/pfd/internal/uids"
 	"github.com/exanet/pfd/link/handover"
 )
 
@@ -31,6 +33,21 @@ const (
 	maxAddresses     = 4096
 	acceptPause      = 100 * time.Millisecond // after an error
 )
+
+// trusts reports whether exanet-hostd, of user euid, hands the key of its host to user uid, who serves
+// the socket at path. Root has named the socket of a user's pfd by its directory, where only that user
+// makes sockets.
+func trusts(path string, uid uint32, euid int) bool {
+	if sockets.Trusted(path, uid, nil) {
+		return true
+	}
+	info, err := os.Stat(filepath.Dir(path))
+	if err != nil || euid != 0 || info.Mode().Perm()&0o022 != 0 {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && uids.Same(st.Uid, uid)
+}
 
 // listen listens for other hosts.
 func listen(ctx context.Context, o *options, set *settings) (net.Listener, error) {

@@ -73,7 +73,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	fmt.Fprintf(stderr, "exanet-hostd: %v\n", limits.Explain(err))
-	if errors.Is(err, errUsage) || errors.Is(err, hosts.ErrFile) || errors.Is(err, sockets.ErrNoDefault) {
+	if errors.Is(err, errUsage) || errors.Is(err, hosts.ErrFile) {
 		fmt.Fprintln(stderr, "See exanet-hostd --help.")
 		return exitUsage
 	}
@@ -137,7 +137,7 @@ func (o *options) load() (level slog.Level, set *settings, err error) {
 	}
 	if o.pfd == "" {
 		if o.pfd, err = sockets.Find(); err != nil {
-			return 0, nil, fmt.Errorf("--pfd: %w", err)
+			return 0, nil, fmt.Errorf("%w: no pfd is at %s, and the environment names no other: name its control socket with --pfd PATH", errUsage, sockets.Root)
 		}
 	}
 	f, err := hosts.Read(o.file)

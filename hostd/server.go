@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -256,17 +257,27 @@ func (s *server) failed(err error, repeated bool) {
 // connect keeps a connection to pfd, and reads from it, until ctx ends.
 func (s *server) connect(ctx context.Context, events chan<- fromPFD) {
 	path := s.o.pfd + sockets.HostsSuffix
-	trusted := func(uid uint32) bool { return sockets.Trusted(path, uid, nil) }
+	trusted := func(uid uint32) bool { return trusts(path, uid, os.Geteuid()) }
 	pause, told := againFirst, ""
 	for ctx.Err() == nil {
 		conn, err := handover.Dial(path, trusted)
 		if err != nil {
 			text := err.Error()
-			if why := sockets.Why(path, err); why != "" {
+			level, why := slog.LevelInfo, sockets.Why(path, err)
+			switch {
+			case errors.Is(err, handover.ErrStranger):
+				level, why = slog.LevelWarn, "exanet-hostd gives the key of this host only to a pfd of its own user, of root or of the service; as root also to one of the owner of the socket's directory: run both as one user"
+			case errors.Is(err, fs.ErrPermission):
+				level = slog.LevelWarn
+				if why == "" {
+					why = "run exanet-hostd as root, exanet-host or the user of pfd"
+				}
+			}
+			if why != "" {
 				text += ": " + why
 			}
 			if text != told {
-				s.log.Info("waiting for pfd", "err", text)
+				s.log.Log(ctx, level, "waiting for pfd", "err", text)
 			}
 			told = text
 			select {

@@ -183,8 +183,12 @@ func (f *File) checkCertificate(pair *tls.Certificate, ca []byte, h *Host, now t
 	if now.After(cert.NotAfter) {
 		return fmt.Errorf("it expired on %s: %s", cert.NotAfter.Format(time.DateOnly), again)
 	}
+	if now.Before(cert.NotBefore) {
+		return fmt.Errorf("it is valid from %s on, and the clock of this machine has %s: set the clock",
+			cert.NotBefore.Format(time.DateTime), now.Format(time.DateTime))
+	}
 	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
-		return fmt.Errorf("by %s: %w: %s", f.beside(f.CA, "ca.pem"), err, again)
+		return fmt.Errorf("by %s: %w: copy both from where exanetctl host init was run, or %s", f.beside(f.CA, "ca.pem"), err, again)
 	}
 	if serial := cert.SerialNumber.Text(16); slices.Contains(f.Revoked, serial) {
 		return fmt.Errorf("it is revoked, serial number %s (line %d): %s", serial, f.line(-1, "revoked"), again)

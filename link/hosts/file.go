@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/big"
 	"net"
 	"net/netip"
@@ -69,9 +70,21 @@ func (h *Host) PDIDRange() [2]device.PDID { return h.pdids }
 func Read(path string) (*File, error) {
 	text, err := readFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w: make it by exanetctl host init", ErrFile, err)
+		return nil, fmt.Errorf("%w: %w: %s", ErrFile, err, readable(path, err))
 	}
 	return Parse(path, text)
+}
+
+// readable says how a file that cannot be read can be.
+func readable(path string, err error) string {
+	info, serr := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return "let the user of this program read it, as chmod 644 " + path
+	case serr == nil && info.IsDir():
+		return "name the file in it, as " + filepath.Join(path, FileName)
+	}
+	return "copy it from where exanetctl host init was run; only a new cluster needs another exanetctl host init"
 }
 
 // readFile reads a regular file of a bounded size. Opening a pipe does not block.
@@ -122,9 +135,37 @@ func atLine(path string, err error) error {
 		return fmt.Errorf("%w %s:%d: unknown key %q: the keys are %s", ErrFile, path, line, strings.Join(e.Key(), "."), keys)
 	case errors.As(err, &bad):
 		line, _ := bad.Position()
-		return fmt.Errorf("%w %s:%d: %s", ErrFile, path, line, strings.TrimPrefix(bad.Error(), "toml: "))
+		text := strings.TrimPrefix(bad.Error(), "toml: ")
+		if _, field, ok := strings.Cut(text, "struct field hosts."); ok { // a value of another type
+			text = wants(field)
+		}
+		return fmt.Errorf("%w %s:%d: %s", ErrFile, path, line, text)
 	}
 	return fmt.Errorf("%w %s: %w", ErrFile, path, err)
+}
+
+// wants says what the value of a field of File or Host, as "Host.Nodes of type string", must be.
+func wants(field string) string {
+	_, field, _ = strings.Cut(field, ".")
+	field, _, _ = strings.Cut(field, " ")
+	switch key := strings.ToLower(field); key {
+	case "hosts":
+		return "host: want a [[host]] for each host"
+	case "revoked":
+		return `revoked: want a list of texts, as ["59ca"]`
+	case "udp":
+		return "udp: want true or false"
+	case "tls":
+		return `tls: want "on" or "off"`
+	case "trusted":
+		return "trusted-network: want a text in quotes"
+	case "nodes":
+		return `nodes: want a text, as "0-3"`
+	case "pdids":
+		return `pdids: want a text, as "0x100-0x1ff"`
+	default:
+		return key + ": want a text in quotes"
+	}
 }
 
 // lines returns the line of each key: "cluster", "host 0", "host 0.name".
@@ -291,9 +332,9 @@ func parseRange(s string, most uint64) (first, last uint64, ok bool) {
 	return first, last, errA == nil && errB == nil && first <= last && last <= most
 }
 
-// parseSerial returns a serial number as a Table has it.
+// parseSerial returns a serial number as a Table has it. openssl x509 -noout -serial prints serial=59CA.
 func parseSerial(s string) (string, bool) {
-	n, ok := new(big.Int).SetString(strings.ReplaceAll(s, ":", ""), 16)
+	n, ok := new(big.Int).SetString(strings.ReplaceAll(strings.TrimPrefix(s, "serial="), ":", ""), 16)
 	if !ok || n.Sign() <= 0 || n.BitLen() > 160 { // RFC 5280 4.1.2.2: 20 octets
 		return "", false
 	}

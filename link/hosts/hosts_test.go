@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,7 +26,7 @@ const (
 )
 
 func TestParse(t *testing.T) {
-	f, err := Parse("d/hosts.toml", []byte(head+"revoked = [\"0A:1F\", \"ff\"]\n"+hostA+hostB))
+	f, err := Parse("d/hosts.toml", []byte(head+"revoked = [\"0A:1F\", \"serial=FF\"]\n"+hostA+hostB))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,15 +60,17 @@ func TestBadFiles(t *testing.T) {
 		{"", `hosts.toml: cluster "": want a name`},
 		{"cluster = \"a b\"\n" + hostA, `hosts.toml:1: cluster "a b": want a name`},
 		{"cluster =\n", "hosts.toml:1: "},
-		{"cluster = 1\n", "hosts.toml:1: "},
+		{"cluster = 1\n", "hosts.toml:1: cluster: want a text in quotes"},
 		{head + head + hostA, "hosts.toml:2: "},
 		{head, "hosts.toml: 0 hosts: want 1 to 256, each with a [[host]]"},
 		{head + "groups = 1\n" + hostA, `hosts.toml:2: unknown key "groups": the keys are cluster, tls, `},
 		{head + "[[hosts]]\n", `hosts.toml:2: unknown key "hosts": the keys are cluster, tls, `},
 		{head + hostA + "node = 1\n", `hosts.toml:7: unknown key "host.node": the keys are name, address, nodes, `},
-		{head + "host = \"a\"\n", "hosts.toml:2: "},
+		{head + "host = \"a\"\n", "hosts.toml:2: host: want a [[host]]"},
 		{head + "[host]\nname = \"a\"\n", "hosts.toml:2: host a: address"},
-		{head + "tls = true\n", "hosts.toml:2: "},
+		{head + "tls = true\n", `hosts.toml:2: tls: want "on" or "off"`},
+		{head + "trusted-network = 1\n", "hosts.toml:2: trusted-network: want a text"},
+		{head + "revoked = \"x\"\n", "hosts.toml:2: revoked: want a list"},
 		{head + "tls = \"no\"\n" + hostA, `hosts.toml:2: tls "no": want "on" or "off"`},
 		{head + "tls = \"off\"\n" + hostA, `hosts.toml:2: trusted-network "": tls = "off" needs the network`},
 		{head + "tls = \"off\"\ntrusted-network = \"192.0.2.1\"\n" + hostA, `hosts.toml:3: trusted-network "192.0.2.1": tls = "off" needs`},
@@ -85,11 +88,11 @@ func TestBadFiles(t *testing.T) {
 		{b(`"4"`, `"5-4"`), `hosts.toml:10: host b: nodes "5-4": want A-B, 0 to 65534`},
 		{b(`"4"`, `"4-65535"`), `hosts.toml:10: host b: nodes "4-65535": want A-B`},
 		{b(`"4"`, `"4-68"`), `hosts.toml:10: host b: nodes "4-68" are 65: a pfd has at most 64`},
-		{b(`"4"`, `4`), "hosts.toml:10: "},
+		{b(`"4"`, `4`), "hosts.toml:10: nodes: want a text, as \"0-3\""},
 		{b("512-767", "0x1ff-0x2ff"), `hosts.toml:11: host b: pdids "0x1ff-0x2ff" overlap pdids "0x100-0x1ff" of host a (line 6)`},
 		{b("512-767", "0-255"), `hosts.toml:11: host b: pdids "0-255": want A-B, 1 to `},
 		{b("pdids = \"512-767\"\n", ""), `hosts.toml:7: host b: pdids "": want A-B, 1 to `},
-		{b("true", "1"), "hosts.toml:12: "},
+		{b("true", "1"), "hosts.toml:12: udp: want true or false"},
 		{"\xff\xfec\x00", "UTF-16"},
 	} {
 		f, err := Parse("hosts.toml", []byte(c.text))
@@ -98,8 +101,8 @@ func TestBadFiles(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	for _, path := range []string{dir, filepath.Join(dir, "none.toml")} {
-		if _, err := Read(path); !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "exanetctl host init") {
+	for path, remedy := range map[string]string{dir: ": name the file in it, as " + dir + "/hosts.toml", filepath.Join(dir, "none.toml"): ": copy it from where exanetctl host init was run"} {
+		if _, err := Read(path); !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), remedy) {
 			t.Error(err)
 		}
 	}
@@ -118,7 +121,14 @@ func made(t *testing.T, now time.Time) string {
 
 func TestInitAndAdd(t *testing.T) {
 	now := time.Now()
+	umask := syscall.Umask(0o077) // files that all hosts need are readable whatever the umask
 	dir := made(t, now)
+	syscall.Umask(umask)
+	for _, name := range []string{FileName, "ca.pem", "groups", "a.pem", "a.pfd.toml"} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o644 {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
 	path := filepath.Join(dir, FileName)
 	before, err := os.ReadFile(path)
 	if err != nil {
@@ -195,7 +205,7 @@ func TestInitAndAdd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r, err := Add(dir, New{"c", "c.example", 1}, now); err != nil || r.Nodes != "5-6" {
+	if r, err := Add(dir, New{"c", "c.example", 1}, now); err != nil || r.Nodes != "5-6" || !r.Renewed || len(r.Files) != 3 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := os.Remove(filepath.Join(dir, caKey)); err != nil {
@@ -234,7 +244,7 @@ func TestManyHosts(t *testing.T) {
 // A certificate is of no use with another key, CA, range, cluster or time.
 func TestCredentials(t *testing.T) {
 	now := time.Now()
-	other, expired := made(t, now), made(t, now.Add(-2*lifetime))
+	other, expired, early := made(t, now), made(t, now.Add(-2*lifetime)), made(t, now.Add(2*early))
 	for _, c := range []struct {
 		name   string
 		change func(dir string) error
@@ -251,6 +261,9 @@ func TestCredentials(t *testing.T) {
 		{"another CA", func(dir string) error {
 			return os.Rename(filepath.Join(other, "ca.pem"), filepath.Join(dir, "ca.pem"))
 		}, "certificate DIR/a.pem: by DIR/ca.pem: x509: certificate signed by unknown authority"},
+		{"not yet valid", func(dir string) error {
+			return errors.Join(os.RemoveAll(dir), os.Rename(early, dir))
+		}, "set the clock"},
 		{"an empty CA", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ca.pem"), nil, 0o600) }, "DIR/ca.pem has no certificate"},
 		{"expired", func(dir string) error {
 			return errors.Join(os.RemoveAll(dir), os.Rename(expired, dir))

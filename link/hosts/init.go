@@ -47,7 +47,8 @@ type New struct {
 // Ready is a host whose files were made.
 type Ready struct {
 	Host
-	Files []string // to be copied to it
+	Files   []string // to be copied to it
+	Renewed bool     // it has a new certificate and is the same otherwise
 }
 
 // Init makes the files of a cluster in dir: hosts.toml, the certificate authority, the groups that
@@ -80,8 +81,8 @@ cluster = %q
 	w.add(filepath.Join(dir, caKey), key, 0o600)
 	w.add(path, text, 0o644)
 	w.add(filepath.Join(dir, groups), fmt.Appendf(nil, `# Groups whose processes are on several hosts: UID GROUP FIRST-PDID. The same file on each host,
-# where the users must have the same numbers. A group has 16 PDIDs, below those of the hosts
-# (%#x). After a change restart pfd.
+# where the users must have the same numbers: a line for each user who uses several hosts. A group
+# has 16 PDIDs, below those of the hosts (%#x) or above them. After a change restart all pfds.
 %d default %#x
 `, blockSize, os.Getuid(), groupPDID), 0o644)
 	ready, err := f.issue(w, ca, f.Hosts, now)
@@ -101,7 +102,7 @@ func Add(dir string, n New, now time.Time) (*Ready, error) {
 	path := filepath.Join(dir, FileName)
 	text, err := readFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w: make it by exanetctl host init", ErrFile, err)
+		return nil, fmt.Errorf("%w: %w: name the directory where exanetctl host init was run", ErrFile, err)
 	}
 	f, err := Parse(path, text)
 	if err != nil {
@@ -137,7 +138,9 @@ func Add(dir string, n New, now time.Time) (*Ready, error) {
 	if err := w.write(); err != nil {
 		return nil, err
 	}
-	if f != old {
+	if f == old {
+		ready[0].Renewed, ready[0].Files = true, []string{path, ready[0].Files[2], ready[0].Files[3]}
+	} else {
 		if err := replace(path, text); err != nil {
 			return nil, errors.Join(err, w.undo())
 		}
@@ -191,7 +194,7 @@ func (f *File) issue(w *writer, ca *CA, list []Host, now time.Time) (ready []Rea
 			return nil, err
 		}
 		part := filepath.Join(filepath.Dir(f.path), h.Name+".pfd.toml")
-		r := Ready{h, []string{f.path, f.beside(f.CA, caCert), f.beside(h.Certificate, h.Name+".pem"), f.beside(h.Key, h.Name+".key"), part, filepath.Join(filepath.Dir(f.path), groups)}}
+		r := Ready{Host: h, Files: []string{f.path, f.beside(f.CA, caCert), f.beside(h.Certificate, h.Name+".pem"), f.beside(h.Key, h.Name+".key"), part, filepath.Join(filepath.Dir(f.path), groups)}}
 		w.add(r.Files[2], cert, 0o644)
 		w.add(r.Files[3], key, 0o600)
 		w.addSame(part, fmt.Appendf(nil, "# For /etc/exanet/pfd.toml of host %s: its numbers in %s.\nnodes = %d\nnode-base = %d\npdid-range = \"%#x-%#x\"\ngroups = %q\n",
@@ -253,7 +256,10 @@ func create(path string, text []byte, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(text)
+	err = f.Chmod(mode) // whatever the umask
+	if err == nil {
+		_, err = f.Write(text)
+	}
 	if err == nil {
 		err = f.Sync()
 	}

@@ -99,6 +99,7 @@ func TestAbbreviations(t *testing.T) {
 		{"no sh", "node show"},
 		{"dom", "domain show"},
 		{"ch s 0/3/5", "channel show 0/3/5"},
+		{"ho c", "host show c"}, // not host cut
 		{"fi", "fifo show"},
 		{"fa", "fault show"},
 		{"sta", "status"},

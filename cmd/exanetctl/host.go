@@ -58,6 +58,9 @@ func hostListing() *listing[control.Host] {
 	}
 }
 
+// hostHidden are the columns that pfd shows only to root and its own user.
+var hostHidden = []string{"SENT", "RECEIVED", "QUEUED", "CONNECTS", "DROPPED", "FORGED", "BAD", "ERROR"}
+
 // hostCommand shows the links to other hosts. more are its other commands.
 func (a *app) hostCommand(more ...*cobra.Command) *cobra.Command {
 	l := hostListing()
@@ -80,22 +83,38 @@ func (a *app) hostCommand(more ...*cobra.Command) *cobra.Command {
 			return a.printJSON(r)
 		}
 		if len(r.Hosts) == 0 {
-			return a.none(t, "no other host: start exanet-hostd with a table of hosts (docs/hosts.md)", hostTrouble(&r))
+			switch {
+			case r.Refused != "":
+				return a.none(t, hostTrouble(&r), "")
+			case !r.Hostd:
+				return a.none(t, "no other host: exanet-hostd is not connected: start it with a list of hosts (docs/hosts.md)", "")
+			}
+			return a.none(t, "no other host is in the list of exanet-hostd (docs/hosts.md)", "")
+		}
+		scope := hostTrouble(&r)
+		if !r.SeesAll && scope == "" {
+			scope = "only root and the user of pfd see what the links carry, and their errors"
 		}
 		for i := range r.Hosts {
-			t.add(l.cells(&r.Hosts[i])...)
+			cells := l.cells(&r.Hosts[i])
+			for k, c := range l.columns {
+				if !r.SeesAll && slices.Contains(hostHidden, c.name) {
+					cells[k] = unmeasured
+				}
+			}
+			t.add(cells...)
 		}
-		return a.flush(t, hostTrouble(&r))
+		return a.flush(t, scope)
 	})
 	more = append(more, a.drainCommand(), a.cutCommand(), a.hostInitCommand(), a.hostAddCommand())
-	return a.object("host", "Show the links to other hosts", "[HOST]", l.names(), once(a.hostWords()), nil, show, more...)
+	return wholeWords(a.object("host", "Show the links to other hosts", "[HOST]", l.names(), once(a.hostWords()), nil, show, more...))
 }
 
 // hostTrouble says what is wrong with the connection to exanet-hostd; "": nothing.
 func hostTrouble(r *control.Hosts) string {
 	switch {
 	case r.Refused != "":
-		return "the newest table of hosts is not in effect: " + r.Refused
+		return "pfd refuses the list of hosts: " + r.Refused
 	case !r.Hostd:
 		return "exanet-hostd is not connected: the links stay, and none is made anew"
 	}

@@ -47,6 +47,7 @@ DIR/ca.key makes certificates for any host: keep it secret, and on no host.`,
 				return a.printJSON(hostsMade(ready))
 			}
 			fmt.Fprintf(a.out, "%s has the files of cluster %s. Keep %s secret, and here: it makes certificates.\n", args[0], cluster, filepath.Join(args[0], "ca.key"))
+			fmt.Fprintf(a.out, "Only uid %d writes to other hosts so far: before you copy %s, add a line to it for each user who does (docs/hosts.md).\n", os.Getuid(), filepath.Join(args[0], "groups"))
 			for i := range ready {
 				a.sayHost(&ready[i])
 			}
@@ -64,7 +65,8 @@ func (a *app) hostAddCommand() *cobra.Command {
 		Long: `add adds one host to the files that exanetctl host init has made in DIR. All
 other hosts keep their numbers; hosts.toml must be copied to them. It overwrites
 no other file. A HOST that is in the list already, with the same ADDRESS, gets a
-new certificate if DIR/HOST.pem and DIR/HOST.key are gone.`,
+new certificate if DIR/HOST.pem and DIR/HOST.key are gone; then only the files
+to renew are named.`,
 		Example: "  exanetctl host add lab c=192.0.2.3",
 		Args:    wantArgs(2, 2),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -147,8 +149,13 @@ func (a *app) sayHost(r *hosts.Ready) {
 	to := at(r.Address)
 	fmt.Fprintf(a.out, "\nHost %s: address %s, nodes %s, PDIDs %s.\n", r.Name, r.Address, r.Nodes, r.PDIDs)
 	fmt.Fprintf(a.out, "  scp %s %s:/etc/exanet/\n", strings.Join(r.Files, " "), bracketed(to))
-	fmt.Fprintf(a.out, "  ssh %s 'cd /etc/exanet && cat %s.pfd.toml >>pfd.toml && chown exanet-host %s && echo HOSTD_OPTIONS=--name=%s >/etc/default/exanet-hostd && systemctl restart pfd && systemctl enable --now exanet-hostd'\n",
-		to, r.Name, filepath.Base(r.Files[3]), r.Name)
+	if r.Renewed {
+		fmt.Fprintf(a.out, "  ssh %s 'chown exanet-host /etc/exanet/%s && systemctl reload-or-restart exanet-hostd'\n", to, filepath.Base(r.Files[2]))
+		return
+	}
+	// The keys of an earlier part are removed: pfd takes no key twice.
+	fmt.Fprintf(a.out, `  ssh %s 'cd /etc/exanet && touch pfd.toml && sed -i -E "/^(nodes|node-base|pdid-range|groups) *=/d" pfd.toml && cat %s.pfd.toml >>pfd.toml && chown exanet-host %s && echo HOSTD_OPTIONS=--name=%s >>/etc/default/exanet-hostd && systemctl restart pfd && systemctl enable exanet-hostd && systemctl restart exanet-hostd'
+`, to, r.Name, filepath.Base(r.Files[3]), r.Name)
 }
 
 // at returns root at the host of an address, as ssh names it.

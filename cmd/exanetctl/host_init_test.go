@@ -22,7 +22,8 @@ func TestHostInit(t *testing.T) {
 		"Host a: address 192.0.2.1:9480, nodes 0-0, PDIDs 0x100-0x1ff",
 		"Host b: address [2001:db8::1]:9480, nodes 1-4, PDIDs 0x200-0x2ff",
 		"  scp " + strings.Join([]string{dir + "/hosts.toml", dir + "/ca.pem", dir + "/b.pem", dir + "/b.key", dir + "/b.pfd.toml", dir + "/groups"}, " ") + " root@[2001:db8::1]:/etc/exanet/\n",
-		"  ssh root@2001:db8::1 'cd /etc/exanet && cat b.pfd.toml >>pfd.toml && chown exanet-host b.key && echo HOSTD_OPTIONS=--name=b >/etc/default/exanet-hostd && systemctl restart pfd && systemctl enable --now exanet-hostd'\n",
+		"  ssh root@2001:db8::1 'cd /etc/exanet && touch pfd.toml && sed -i -E \"/^(nodes|node-base|pdid-range|groups) *=/d\" pfd.toml && cat b.pfd.toml >>pfd.toml && chown exanet-host b.key && echo HOSTD_OPTIONS=--name=b >>/etc/default/exanet-hostd && systemctl restart pfd && systemctl enable exanet-hostd && systemctl restart exanet-hostd'\n",
+		"before you copy " + dir + "/groups, add a line to it for each user",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
@@ -35,6 +36,16 @@ func TestHostInit(t *testing.T) {
 	}
 	code, out, _ = ctl("host", "add", dir, "d=192.0.2.4")
 	if want := "  scp " + dir + "/hosts.toml root@c.example:/etc/exanet/ && ssh root@c.example systemctl reload exanet-hostd\n"; code != exitOK || !strings.Contains(out, want) || strings.Contains(out, "root@192.0.2.4 systemctl reload") {
+		t.Errorf("exit code %d, %s", code, out)
+	}
+	for _, name := range []string{"b.pem", "b.key"} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, out, _ = ctl("host", "add", dir, "b=2001:db8::1,nodes=4")
+	if want := "  scp " + strings.Join([]string{dir + "/hosts.toml", dir + "/b.pem", dir + "/b.key"}, " ") + " root@[2001:db8::1]:/etc/exanet/\n" +
+		"  ssh root@2001:db8::1 'chown exanet-host /etc/exanet/b.key && systemctl reload-or-restart exanet-hostd'\n\nOn all other"; code != exitOK || !strings.Contains(out, want) {
 		t.Errorf("exit code %d, %s", code, out)
 	}
 	if f, err := hosts.Read(filepath.Join(dir, "hosts.toml")); err != nil || f.Cluster != "lab" || len(f.Hosts) != 4 {
@@ -55,7 +66,7 @@ func TestHostInit(t *testing.T) {
 		{[]string{"init", dir, "a=x"}, exitFailed, "nothing is overwritten: " + dir + "/ca.pem exists"},
 		{[]string{"add", dir, "a=192.0.2.1"}, exitFailed, "nothing is overwritten: " + dir + "/a.pem exists"},
 		{[]string{"add", dir, "b=192.0.2.1:9480"}, exitUsage, "hosts.toml:"},
-		{[]string{"add", dir + "x", "b=192.0.2.2"}, exitFailed, "make it by exanetctl host init"},
+		{[]string{"add", dir + "x", "b=192.0.2.2"}, exitFailed, "name the directory where exanetctl host init was run"},
 		{[]string{"add", dir}, exitUsage, "an argument is missing"},
 	} {
 		code, out, errs := ctl(append([]string{"host"}, c.args...)...)

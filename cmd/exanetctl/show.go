@@ -41,6 +41,17 @@ func (a *app) object(name, short, words string, columns []string, complete cobra
 	return obj
 }
 
+// wholeWords makes the commands of an object need their whole names: a shorter word is the ID of
+// what to show, as `exanetctl host a`. Cobra takes no abbreviation of two commands.
+func wholeWords(object *cobra.Command) *cobra.Command {
+	other := &cobra.Command{Use: "-", Hidden: true, Run: func(*cobra.Command, []string) {}}
+	for _, c := range object.Commands() {
+		other.Aliases = append(append(other.Aliases, c.Name()), c.Aliases...)
+	}
+	object.AddCommand(other) // behind those that it equals, which Cobra finds first
+	return object
+}
+
 // path is a parsed ID: NODE, NODE/SLOT or NODE/SLOT/CHANNEL. Missing parts are -1.
 type path [3]int
 

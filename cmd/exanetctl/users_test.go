@@ -45,6 +45,9 @@ func TestPlainUser(t *testing.T) {
 	if out, _ := ctl("fault"); !strings.Contains(out, "no fault is in the log: pfd shows uid 1000 only its own processes, and none of them is attached") {
 		t.Errorf("fault: %s", out)
 	}
+	if out, _ := ctl("host"); !strings.Contains(out, "no other host: exanet-hostd is not connected") {
+		t.Errorf("host: %s", out)
+	}
 	if out, _ := ctl("fault 1"); !strings.Contains(out, "no fault is in the log of node 1: pfd shows") {
 		t.Errorf("fault 1: %s", out)
 	}

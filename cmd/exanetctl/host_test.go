@@ -1,0 +1,31 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/exanet/pfd/daemon/control"
+)
+
+// Hidden numbers are not shown as zero, and the reason for an empty list is named.
+func TestHostWords(t *testing.T) {
+	b := []control.Host{{Name: "b", State: control.HostUp}}
+	for _, c := range []struct {
+		hosts control.Hosts
+		want  string
+	}{
+		{control.Hosts{Hostd: true, Hosts: b}, "b,,,\nonly root and the user of pfd see what the links carry"},
+		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b}, "b,0,0,\n"},
+		{control.Hosts{Hostd: true, SeesAll: true}, "no other host is in the list"},
+		{control.Hosts{SeesAll: true}, "no other host: exanet-hostd is not connected"},
+		{control.Hosts{Hostd: true, SeesAll: true, Refused: "host b has nodes 1 there"}, "pfd refuses the list of hosts: host b has nodes 1 there"},
+		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b, Refused: "host b"}, "pfd refuses the list of hosts: host b"},
+	} {
+		c.hosts.Version = 1
+		d := startDaemon(t, map[string]any{control.PathHosts: c.hosts})
+		_, out, errs := ctl("host", "--columns", "host,sent,connects,error", "-o", "csv", "--socket", d.socket)
+		if got := out + errs; !strings.Contains(got, c.want) {
+			t.Errorf("%+v:\n%s\twant %s", c.hosts, got, c.want)
+		}
+	}
+}

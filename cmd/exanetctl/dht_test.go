@@ -255,15 +255,15 @@ func TestRedisClients(t *testing.T) {
 		t.Errorf("a form is answered %q", rest)
 	}
 	conn.Close()
-	for line, want := range map[string]string{
-		"SET k v EX 10": "one of the options NX and XX", "SET padded 007": "+OK", "INCR padded": "not an integer", "INCRBY counter +5": "not an integer",
-		`SET q "a b"`: "quotes", "GET evil": "$-1",
+	for _, c := range []struct{ line, want string }{
+		{"SET k v EX 10", "one of the options NX and XX"}, {"SET padded 007", "+OK"}, {"INCR padded", "not an integer"},
+		{"INCRBY counter +5", "not an integer"}, {`SET q "a b"`, "quotes"}, {"GET evil", "$-1"},
 	} {
 		conn, err := net.Dial("unix", socket)
 		ok(err)
-		_, _ = conn.Write([]byte(line + "\r\n"))
-		if got, err := bufio.NewReader(conn).ReadString('\n'); !strings.Contains(got, want) {
-			t.Errorf("%s: %q %v", line, got, err)
+		_, _ = conn.Write([]byte(c.line + "\r\n"))
+		if got, err := bufio.NewReader(conn).ReadString('\n'); !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q %v", c.line, got, err)
 		}
 		conn.Close()
 	}

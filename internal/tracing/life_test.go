@@ -76,6 +76,9 @@ func TestKilled(t *testing.T) {
 	r := newRig(t)
 	r.on()
 	r.write("--dst", "absent", "--count", "10")
+	if w := r.status().Watched; len(w) != 1 {
+		t.Errorf("one pfd runs, with a process that discards pages: %+v", w)
+	}
 	if err := r.pfd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

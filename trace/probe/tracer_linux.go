@@ -191,6 +191,13 @@ func fill(maps map[string]*ebpf.Map) error {
 	return nil
 }
 
+// helps reports whether a process, of which text is /proc/PID/cmdline, runs pfd's program with a
+// command, as memory helpers do. pfd itself has flags alone.
+func helps(text []byte) bool {
+	words := strings.Split(string(text), "\x00")
+	return len(words) > 1 && words[1] != "" && words[1][0] != '-'
+}
+
 // known records the processes that already run a program, so that their first faults count.
 // Other processes are recorded at their first batch.
 func known(program string, pfds *ebpf.Map) error {
@@ -210,6 +217,9 @@ func known(program string, pfds *ebpf.Map) error {
 		var st unix.Stat_t
 		if unix.Stat(fmt.Sprintf("/proc/%d/exe", pid), &st) != nil || st.Dev != want.Dev || st.Ino != want.Ino {
 			continue // ended, or not accessible to us
+		}
+		if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err != nil || helps(text) {
+			continue
 		}
 		if err := pfds.Put(uint32(pid), &probePfd{}); err != nil {
 			return fmt.Errorf("map %s: %w", pfdsMap, err)

@@ -392,7 +392,7 @@ func (l *Links) Cut(host string, d time.Duration) error {
 }
 
 // Drain with on true says that no new transfers to a host should begin; with on false that they may
-// again.
+// again. The sink has been told when it returns, if the link to a former host of the same nodes has ended.
 func (l *Links) Drain(host string, on bool) error {
 	return l.change(host, func(p *peer) { p.draining, p.drained, p.drain = on, false, true })
 }
@@ -409,6 +409,7 @@ func (l *Links) change(host string, f func(*peer)) error {
 	p.mu.Lock()
 	f(p)
 	p.mu.Unlock()
+	p.tellDrain()
 	p.look()
 	p.poke()
 	return nil

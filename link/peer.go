@@ -66,6 +66,9 @@ type peer struct {
 	connects uint64
 	socket   net.Conn // UDP
 	over     bool     // run ends, and takes no socket
+	begun    bool     // run has begun: what had the nodes before is over
+
+	telling sync.Mutex // keeps what the sink is told of drains in order
 }
 
 func (l *Links) newPeer(h Host, own Range, after []*peer) *peer {
@@ -315,6 +318,9 @@ func (p *peer) run() {
 		<-q.ended
 	}
 	p.after = nil
+	p.mu.Lock()
+	p.begun = true
+	p.mu.Unlock()
 	p.report() // not ready: the sink takes nodes for ready until it is told
 	var have [classes]*conn
 	timing := &p.l.cfg.Timing
@@ -347,6 +353,8 @@ func (p *peer) run() {
 		hangUp(socket)
 	}
 	p.look()
+	p.telling.Lock()
+	defer p.telling.Unlock()
 	if p.struck.Load() {
 		p.mu.Lock()
 		draining := p.draining
@@ -627,7 +635,13 @@ func (p *peer) sent() uint64 {
 
 // tellDrain tells the sink of Drain, and asks it whether transfers are under way.
 func (p *peer) tellDrain() {
+	p.telling.Lock()
+	defer p.telling.Unlock()
 	p.mu.Lock()
+	if !p.begun || p.over {
+		p.mu.Unlock()
+		return
+	}
 	tell, on, ask := p.drain, p.draining, p.draining && !p.drained
 	p.drain = false
 	p.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/link"
 )
@@ -31,7 +32,14 @@ func (srv *Server) viewHosts(_ context.Context, q *query) (any, error) {
 
 // drainHost lets no new transfers to a host begin, or lets them again.
 func (srv *Server) drainHost(ctx context.Context, q *query) (any, error) {
-	return srv.changeHost(ctx, q, "drain", func(l Links) error { return l.Drain(q.host, q.on) })
+	return srv.changeHost(ctx, q, "drain", func(l Links) error {
+		if err := l.Drain(q.host, q.on); err != nil {
+			return err
+		}
+		// The nodes are told through their owner's inbox. What a process begins after the answer finds
+		// them told.
+		return srv.host.Each(ctx, control.AllNodes, func(*session.Node) error { return nil })
+	})
 }
 
 // cutHost ends the connections to a host for some time.

@@ -242,6 +242,7 @@ func TestDrain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	a.waitOngoing(ctx)
 	if _, err := a.client.DrainHost(ctx, "b", true); err != nil {
 		t.Fatal(err)
 	}

@@ -282,6 +282,15 @@ func (h *host) waitState(name, state string) {
 	h.wait("the link to "+name+" is "+state, func() bool { return h.link(name).State == state })
 }
 
+// waitOngoing waits until a transfer of a process of the host is under way.
+func (h *host) waitOngoing(ctx context.Context) {
+	h.t.Helper()
+	h.wait("a transfer is under way", func() bool {
+		list, err := h.client.Channels(ctx, control.AllNodes)
+		return err == nil && slices.ContainsFunc(list, func(c control.Channel) bool { return c.State == control.ChannelOngoing })
+	})
+}
+
 // up waits until all links are up.
 func (c *cluster) up() {
 	c.Helper()

@@ -66,7 +66,7 @@ type peer struct {
 	connects uint64
 	socket   net.Conn // UDP
 	over     bool     // run ends, and takes no socket
-	begun    bool     // run has begun: what had the nodes before is over
+	begun    bool     // run has begun, and a former peer with these nodes has ended
 
 	telling sync.Mutex // keeps what the sink is told of drains in order
 }

@@ -36,7 +36,7 @@ func (srv *Server) drainHost(ctx context.Context, q *query) (any, error) {
 		if err := l.Drain(q.host, q.on); err != nil {
 			return err
 		}
-		// The nodes are told through their owner's inbox. What a process begins after the answer finds
+		// The nodes are told through their owner's inbox. A transfer that begins after the answer finds
 		// them told.
 		return srv.host.Each(ctx, control.AllNodes, func(*session.Node) error { return nil })
 	})

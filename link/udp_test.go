@@ -22,7 +22,7 @@ func udpPair(t testing.TB) (a, b net.Conn) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// x becomes connected by making it anew with both addresses.
+		// A connected socket replaces x, because net has no call that connects an existing one.
 		from, to := x.LocalAddr().(*net.UDPAddr), y.LocalAddr().(*net.UDPAddr)
 		_ = x.Close()
 		if z, err := net.DialUDP("udp", from, to); err == nil {

@@ -204,18 +204,18 @@ const (
 	HostGone        = "gone"        // no longer in the table of hosts; its transfers have failed
 )
 
-// Host is the link to another host.
+// Host is the link to another host. The fields from Error on tell of all users' transfers: a user who
+// may not see those of others gets 0 and "".
 type Host struct {
-	Name      string `json:"name"`
-	Address   string `json:"address"`
-	FirstNode uint32 `json:"first_node_id"` // of its nodes
-	LastNode  uint32 `json:"last_node_id"`
-	State     string `json:"state"`    // connecting, up, unreachable, draining, drained, cut, gone
-	SinceNS   int64  `json:"since_ns"` // how long it has been in this state
-	TLS       bool   `json:"tls"`
-	UDP       bool   `json:"udp"`    // frames travel in datagrams
-	RTTNS     int64  `json:"rtt_ns"` // round trip of the last heartbeat; 0: none yet
-	// The rest depends on all users' transfers: it is 0 or "" for a user who does not see everything.
+	Name            string `json:"name"`
+	Address         string `json:"address"`
+	FirstNode       uint32 `json:"first_node_id"` // of its nodes
+	LastNode        uint32 `json:"last_node_id"`
+	State           string `json:"state"`    // connecting, up, unreachable, draining, drained, cut, gone
+	SinceNS         int64  `json:"since_ns"` // how long it has been in this state
+	TLS             bool   `json:"tls"`
+	UDP             bool   `json:"udp"`          // frames travel in datagrams
+	RTTNS           int64  `json:"rtt_ns"`       // round trip of the last heartbeat; 0: none yet
 	Error           string `json:"error"`        // why the last connection ended or failed
 	ErrorAgeNS      int64  `json:"error_age_ns"` // how long ago that was
 	Connects        uint64 `json:"connects_total"`

@@ -334,8 +334,9 @@ func TestHostsLost(t *testing.T) {
 	}
 }
 
-// Random uses of three hosts, with cuts, messages that are not sent, and pfds that start anew: a confirmed
-// thread's tree lives as long as its owner does, and nothing is left.
+// TestHostsRandom runs random operations on three hosts while links are cut, messages are lost and pfds
+// restart. It checks that the tree of a thread lives as long as the tree's owner, and that no tree or
+// page is left at the end.
 func TestHostsRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		c := newCluster(t, 3, seed)

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fixedMemory is private memory whose address stays the same when it is made anew.
+// fixedMemory is private memory that can be mapped again at the same address.
 type fixedMemory struct{ b []byte }
 
 func fixed(t *testing.T, size int) *fixedMemory {

@@ -29,7 +29,7 @@ const (
 	DeadTime = 5 * time.Second
 )
 
-// ErrStranger reports a peer of a user who may not speak for exanet-hostd or for pfd.
+// ErrStranger means that the peer's user may run neither exanet-hostd nor pfd.
 var ErrStranger = errors.New("another user")
 
 // Conn is a connection between exanet-hostd and pfd. One goroutine may receive while another

@@ -62,7 +62,7 @@ func Join(ep *rdma.Endpoint, token Token) (*Thread, error) {
 	}
 	for end := time.Now().Add(silence); ; time.Sleep(askAgain) {
 		t, err := newThread(ep, token)
-		// pfd has not heard of the pfd of the tree's root. Other requests of the endpoint have their turn.
+		// The pfd of the root of the tree has not answered. Other requests of the endpoint have their turn.
 		var refused *attach.RefusedError
 		if !errors.As(err, &refused) || refused.Code != attach.CodeBusy || time.Now().After(end) {
 			return t, err

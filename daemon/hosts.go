@@ -49,6 +49,9 @@ type hosts struct {
 	self    string
 	nodes   map[string]link.Range // of the other hosts of the table
 	refused string                // why the last table was refused; "": it was not
+	ends    expiry                // of the table in effect
+
+	warned time.Time // of the last process that was refused; serve's
 }
 
 // newHosts returns the links of a pfd, and their connection to exanet-hostd.
@@ -122,7 +125,11 @@ func (h *hosts) serve(ctx context.Context, l *net.UnixListener) {
 		pause = 0
 		conn, err := handover.Accept(c, h.trusted)
 		if err != nil {
-			h.log.Warn("a process that may not be exanet-hostd is refused: run it as root, as the user of pfd, or as "+hostdUser, "err", err)
+			level := slog.LevelDebug // it may try again and again
+			if now := time.Now(); now.Sub(h.warned) >= time.Second {
+				h.warned, level = now, slog.LevelWarn
+			}
+			h.log.Log(ctx, level, "a process that may not be exanet-hostd is refused: run it as root, as the user of pfd, or as "+hostdUser, "err", err)
 			continue
 		}
 		h.replace(conn)
@@ -154,11 +161,16 @@ func (h *hosts) current() *handover.Conn {
 // ask passes what the links want, and their states, to exanet-hostd. Without it they are dropped: the
 // links want again after a pause, and at each table.
 func (h *hosts) ask(ctx context.Context) {
+	hourly := time.NewTicker(time.Hour)
+	defer hourly.Stop()
 	for {
 		var m handover.Message
 		select {
 		case <-ctx.Done():
 			return
+		case now := <-hourly.C:
+			h.warn(now)
+			continue
 		case w := <-h.links.Wants():
 			m.Want = &handover.Want{Host: w.Host, UDP: w.UDP}
 		case s := <-h.changes:
@@ -166,6 +178,13 @@ func (h *hosts) ask(ctx context.Context) {
 		}
 		h.send(&m)
 	}
+}
+
+// warn warns if the certificate ends soon.
+func (h *hosts) warn(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ends.warn(now, h.log)
 }
 
 // send sends a message to exanet-hostd. One that does not read is dropped.
@@ -266,6 +285,9 @@ func (h *hosts) table(t *handover.Table, credentials *os.File) error {
 	h.mu.Lock()
 	if h.refused = ""; err == nil {
 		h.cluster, h.self, h.nodes = t.Cluster, t.Self, nodes
+		if e := expiryOf(t.Self, next.Credentials); !e.at.Equal(h.ends.at) || e.whose != h.ends.whose {
+			h.ends = e
+		}
 	} else {
 		text = strings.TrimPrefix(err.Error(), link.ErrTable.Error()+": ")
 		h.refused = text
@@ -276,6 +298,7 @@ func (h *hosts) table(t *handover.Table, credentials *os.File) error {
 		h.send(&handover.Message{Refused: &handover.Refused{Text: clip(text, handover.MaxText)}})
 		return nil
 	}
+	h.warn(time.Now())
 	h.log.Info("table of hosts", "cluster", t.Cluster, "self", t.Self, "hosts", len(t.Hosts))
 	for _, i := range h.links.Info() { // an exanet-hostd that is back knows none
 		h.report(i.Host, i.State)
@@ -296,6 +319,9 @@ func (h *hosts) View() control.Hosts {
 	now := time.Now()
 	h.mu.Lock()
 	r := control.Hosts{Version: control.Version, Cluster: h.cluster, Self: h.self, Hostd: h.conn != nil, Refused: h.refused, Hosts: []control.Host{}}
+	if e := h.ends; !e.at.IsZero() {
+		r.Certificate, r.CertificateLeftNS = e.whose, e.at.Sub(now).Nanoseconds()
+	}
 	h.mu.Unlock()
 	for _, i := range h.links.Info() {
 		v := control.Host{

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/exanet/pfd/device"
@@ -137,7 +138,7 @@ func (l *Links) greet(h *pending) (*conn, *peer, error) {
 	c := &conn{raw: h.c, stream: h.c, number: h.number, class: h.class}
 	if view.keys != nil {
 		if err := c.secure(l.ctx, view, h.dialed); err != nil {
-			return nil, nil, err
+			return nil, nil, h.explain(view, err)
 		}
 	}
 	own := view.hello(l.cfg.Identity)
@@ -149,7 +150,7 @@ func (l *Links) greet(h *pending) (*conn, *peer, error) {
 	}
 	content, err := readRecord(c.stream, recordHello)
 	if err != nil {
-		return nil, nil, fmt.Errorf("waiting for HELLO: %w", l.alert(view, err))
+		return nil, nil, fmt.Errorf("waiting for HELLO: %w", h.explain(view, l.alert(view, err)))
 	}
 	theirs, err := decodeHello(content)
 	if err != nil {
@@ -206,6 +207,22 @@ func (l *Links) alert(view *view, err error) error {
 	var op *net.OpError
 	if view.keys != nil && (errors.As(err, &a) || errors.As(err, &op) && op.Op == "remote error") {
 		return fmt.Errorf("the other side does not trust certificate %s: its log has the reason: %w", describe(view.keys.leaf), err)
+	}
+	return err
+}
+
+// explain explains an error that comes of TLS on one side only, or of a pfd without a table.
+func (h *pending) explain(view *view, err error) error {
+	var header tls.RecordHeaderError
+	switch {
+	case errors.Is(err, errTLS) && view.self.Name == "":
+		return fmt.Errorf("%w, and no list of hosts is in effect here: `exanetctl host` says why", err)
+	case errors.Is(err, errTLS):
+		return fmt.Errorf("%w, and host %s has tls = \"off\": use the same hosts.toml on both hosts", err, view.self.Name)
+	case errors.As(err, &header):
+		return fmt.Errorf("%w: the other side does not speak TLS, and host %s has tls = \"on\": use the same hosts.toml on both hosts", err, view.self.Name)
+	case h.dialed != nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
+		return fmt.Errorf("%w: pfd on the other host does not run, or has no list of hosts in effect, or another one: `exanetctl host` there says which", err)
 	}
 	return err
 }

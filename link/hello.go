@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -92,6 +93,15 @@ type refusedError struct{ text string }
 
 func (e *refusedError) Error() string { return "refused by the other side: " + e.text }
 
+// tlsHandshake and tlsMajor begin a connection of TLS (RFC 8446 5.1): no record has them.
+const (
+	tlsHandshake = 0x16
+	tlsMajor     = 3
+)
+
+// errTLS means that the other side speaks TLS where this one does not.
+var errTLS = errors.New("the other side speaks TLS")
+
 // readRecord reads one record, which is not a frame, and nothing beyond it.
 func readRecord(r io.Reader, want int) ([]byte, error) {
 	b := make([]byte, headSize, 64)
@@ -100,6 +110,8 @@ func readRecord(r io.Reader, want int) ([]byte, error) {
 	}
 	kind, size, err := parseHead(b)
 	switch {
+	case err != nil && b[0] == tlsHandshake && b[1] == tlsMajor:
+		return nil, errTLS
 	case err != nil:
 		return nil, err
 	case kind != want && kind != recordRefusal || size > headSize+maxHello+crcSize:

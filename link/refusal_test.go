@@ -100,6 +100,33 @@ func TestHostsThatRefuseEachOther(t *testing.T) {
 	}
 }
 
+// Where one side speaks TLS and the other does not, or has no table, both say so, with the remedy.
+func TestOneSideSpeaksTLS(t *testing.T) {
+	for name, c := range map[string]struct {
+		plain  int // host a dials
+		table  bool
+		dialer []string // in the last error of host a
+		accept []string // in the log of host b
+	}{
+		"plain dialer":   {0, true, []string{"exanetctl host"}, []string{"does not speak TLS", "host b has", "same hosts.toml"}},
+		"plain acceptor": {1, true, []string{"TLS: ", "exanetctl host"}, []string{"speaks TLS", "host b has", "off", "same hosts.toml"}},
+		"no table":       {1, false, []string{"TLS: ", "exanetctl host"}, []string{"speaks TLS", "no list of hosts", "exanetctl host"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 2, true)
+			log := &textLog{}
+			tables := [2]Table{r.tableOf(0), r.tableOf(1)}
+			if tables[c.plain].TLS = false; !c.table {
+				tables[c.plain] = Table{}
+			}
+			a := r.start(0, tables[0], nil)
+			r.start(1, tables[1], func(cfg *Config) { cfg.Log = log.logger() })
+			a.awaitInfo(t, "b", "error", func(i Info) bool { return contains(i.LastError, c.dialer) })
+			log.await(t, c.accept)
+		})
+	}
+}
+
 func contains(s string, words []string) bool {
 	for _, w := range words {
 		if !strings.Contains(s, w) {

@@ -261,7 +261,7 @@ func (r *rig) start(i int, table Table, with func(*Config)) *host {
 		with(&cfg)
 	}
 	h.Links = New(cfg)
-	if err := h.SetTable(table); err != nil {
+	if err := h.SetTable(table); err != nil && table.Self != "" { // else it has none
 		r.t.Fatal(err)
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())

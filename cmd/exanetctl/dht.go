@@ -21,6 +21,7 @@ import (
 	"github.com/exanet/pfd/dht/resp"
 	"github.com/exanet/pfd/gsas"
 	"github.com/exanet/pfd/internal/outfile"
+	"github.com/exanet/pfd/internal/workload"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -33,11 +34,12 @@ type dhtFlags struct {
 	dense bool
 }
 
-func (f *dhtFlags) add(c *cobra.Command, makes bool) {
+func (f *dhtFlags) add(a *app, c *cobra.Command, makes bool) {
 	c.Flags().StringVar(&f.tree, "tree", "", "file with the token of the table's tree")
-	c.Flags().IntVar(&f.node, "node", 0, "node that this process attaches to")
+	nodeFlag(c.Flags(), &f.node, "node", "the first", "node that this process attaches to")
+	completeFlag(c, "node", a.nodeWords())
 	if makes {
-		c.Flags().IntSliceVar(&f.nodes, "nodes", []int{0}, "nodes that the table is spread over")
+		c.Flags().IntSliceVar(&f.nodes, "nodes", nil, "nodes that the table is spread over (default that of --node)")
 		c.Flags().Float64Var(&f.keys, "keys", 1e5, "number of keys that the table is made for, such as 1e6")
 		c.Flags().BoolVar(&f.dense, "dense", false, "use a quarter of the memory, and two reads for a get")
 	}
@@ -97,7 +99,11 @@ func (a *app) threads(ctx context.Context, f *dhtFlags, n int, fresh bool, use f
 	if _, err := d.Status(ctx); err != nil {
 		return err
 	}
-	ep, err := rdma.Attach(ctx, rdma.Options{Socket: d.Socket(), Node: device.NodeID(f.node), Trust: a.trusted(), Threads: true})
+	node := workload.Options{From: f.node}
+	if err := node.SetNodes(ctx, d, nil); err != nil {
+		return err
+	}
+	ep, err := rdma.Attach(ctx, rdma.Options{Socket: d.Socket(), Node: device.NodeID(node.From), Trust: a.trusted(), Threads: true})
 	if err != nil {
 		return err
 	}
@@ -171,7 +177,7 @@ func (a *app) dhtCreateCommand() *cobra.Command {
 			}
 			ctx := cmd.Context()
 			return a.threads(ctx, &f, 1, true, func(ctx context.Context, threads []*gsas.Thread) error {
-				t, err := dht.Create(ctx, threads[0], args[0], o)
+				t, err := createTable(ctx, threads[0], args[0], o)
 				if err != nil {
 					return err
 				}
@@ -179,7 +185,7 @@ func (a *app) dhtCreateCommand() *cobra.Command {
 					return err
 				}
 				defer os.Remove(f.tree)
-				if err := a.println(fmt.Sprintf("Table %s is there, for %d keys on %s, until this command ends: others join with --tree %s.", t.Name(), o.Keys, plural(len(o.Nodes), "node"), f.tree)); err != nil {
+				if err := a.println(fmt.Sprintf("Table %s is there, for %d keys on %s, until this command ends: others join with --tree %s.", t.Name(), o.Keys, plural(len(t.Nodes()), "node"), f.tree)); err != nil {
 					return err
 				}
 				<-ctx.Done()
@@ -187,7 +193,7 @@ func (a *app) dhtCreateCommand() *cobra.Command {
 			})
 		},
 	}
-	f.add(c, true)
+	f.add(a, c, true)
 	return c
 }
 
@@ -201,105 +207,82 @@ type dhtPart struct {
 	Depth      int `json:"depth"`
 }
 
-func (a *app) dhtShowCommand() *cobra.Command {
+// dhtTableCommand is a command that uses the table that its first argument names.
+func (a *app) dhtTableCommand(use, short, long string, run func(context.Context, *dht.Table, []string) error) *cobra.Command {
 	var f dhtFlags
+	args := strings.Count(use, " ")
 	c := &cobra.Command{
-		Use:   "show NAME --tree FILE",
-		Short: "Show what a table has on each node",
-		Long: `show reads the whole table, which brings each page of its first level into memory, and
-prints for each node the keys, the elements of deleted keys, the elements of the first
-level, the containers, and how many containers are below the deepest element.`,
-		Args: wantArgs(1, 1),
+		Use: use + " --tree FILE", Short: short, Long: long, Args: wantArgs(args, args),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withTable(cmd, &f, args[0], func(ctx context.Context, t *dht.Table) error {
-				var parts []dhtPart
-				tab := a.table("NODE", "KEYS", "DELETED", "ELEMENTS", "CONTAINERS", "DEPTH")
-				for i, node := range t.Nodes() {
-					s, err := t.Stats(ctx, i)
-					if err != nil {
-						return err
-					}
-					parts = append(parts, dhtPart{int(node), s.Keys, s.Deleted, s.Elements, s.Containers, s.Depth})
-					tab.add(node, s.Keys, s.Deleted, s.Elements, s.Containers, s.Depth)
-				}
-				if a.wantJSON() {
-					return a.printJSON(parts)
-				}
-				return tab.flush()
-			})
+			return a.withTable(cmd, &f, args[0], func(ctx context.Context, t *dht.Table) error { return run(ctx, t, args) })
 		},
 	}
-	f.add(c, false)
+	f.add(a, c, false)
 	return c
+}
+
+func (a *app) dhtShowCommand() *cobra.Command {
+	return a.dhtTableCommand("show NAME", "Show what a table has on each node",
+		`show reads the whole table, which brings each page of its first level into memory, and
+prints for each node the keys, the elements of deleted keys, the elements of the first
+level, the containers, and how many containers are below the deepest element.`,
+		func(ctx context.Context, t *dht.Table, _ []string) error {
+			var parts []dhtPart
+			tab := a.table("NODE", "KEYS", "DELETED", "ELEMENTS", "CONTAINERS", "DEPTH")
+			for i, node := range t.Nodes() {
+				s, err := t.Stats(ctx, i)
+				if err != nil {
+					return err
+				}
+				parts = append(parts, dhtPart{int(node), s.Keys, s.Deleted, s.Elements, s.Containers, s.Depth})
+				tab.add(node, s.Keys, s.Deleted, s.Elements, s.Containers, s.Depth)
+			}
+			if a.wantJSON() {
+				return a.printJSON(parts)
+			}
+			return tab.flush()
+		})
 }
 
 // errNoKey: the table does not have the key.
 var errNoKey = errors.New("the table does not have the key")
 
-func (a *app) dhtGetCommand() *cobra.Command {
-	var f dhtFlags
-	c := &cobra.Command{
-		Use:   "get NAME KEY --tree FILE",
-		Short: "Print the value of a key",
-		Args:  wantArgs(2, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withTable(cmd, &f, args[0], func(ctx context.Context, t *dht.Table) error {
-				v, ok, err := t.GetBytes(ctx, []byte(args[1]))
-				switch {
-				case err != nil:
-					return err
-				case !ok:
-					return fmt.Errorf("key %q of table %q: %w", args[1], args[0], errNoKey)
-				}
-				return a.println(string(v))
-			})
-		},
+// keyed adds to an error of a search that the table does not have the key.
+func keyed(args []string, has bool, err error) error {
+	if err == nil && !has {
+		err = fmt.Errorf("key %q of table %q: %w", args[1], args[0], errNoKey)
 	}
-	f.add(c, false)
-	return c
+	return err
+}
+
+func (a *app) dhtGetCommand() *cobra.Command {
+	return a.dhtTableCommand("get NAME KEY", "Print the value of a key", "", func(ctx context.Context, t *dht.Table, args []string) error {
+		v, has, err := t.GetBytes(ctx, []byte(args[1]))
+		if err = keyed(args, has, err); err != nil {
+			return err
+		}
+		return a.println(string(v))
+	})
 }
 
 func (a *app) dhtPutCommand() *cobra.Command {
-	var f dhtFlags
-	c := &cobra.Command{
-		Use:   "put NAME KEY VALUE --tree FILE",
-		Short: "Give a key a value; VALUE - reads it from standard input",
-		Args:  wantArgs(3, 3),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			value := []byte(args[2])
-			if args[2] == "-" {
-				var err error
-				if value, err = io.ReadAll(io.LimitReader(a.in, dht.MaxValue+1)); err != nil {
-					return fmt.Errorf("standard input: %w", err)
-				}
+	return a.dhtTableCommand("put NAME KEY VALUE", "Give a key a value; VALUE - reads it from standard input", "", func(ctx context.Context, t *dht.Table, args []string) error {
+		value := []byte(args[2])
+		if args[2] == "-" {
+			var err error
+			if value, err = io.ReadAll(io.LimitReader(a.in, dht.MaxValue+1)); err != nil {
+				return fmt.Errorf("standard input: %w", err)
 			}
-			return a.withTable(cmd, &f, args[0], func(ctx context.Context, t *dht.Table) error {
-				return t.PutBytes(ctx, []byte(args[1]), value)
-			})
-		},
-	}
-	f.add(c, false)
-	return c
+		}
+		return t.PutBytes(ctx, []byte(args[1]), value)
+	})
 }
 
 func (a *app) dhtDeleteCommand() *cobra.Command {
-	var f dhtFlags
-	c := &cobra.Command{
-		Use:   "delete NAME KEY --tree FILE",
-		Short: "Take a key away",
-		Args:  wantArgs(2, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withTable(cmd, &f, args[0], func(ctx context.Context, t *dht.Table) error {
-				had, err := t.DeleteBytes(ctx, []byte(args[1]))
-				if err == nil && !had {
-					err = fmt.Errorf("key %q of table %q: %w", args[1], args[0], errNoKey)
-				}
-				return err
-			})
-		},
-	}
-	f.add(c, false)
-	return c
+	return a.dhtTableCommand("delete NAME KEY", "Take a key away", "", func(ctx context.Context, t *dht.Table, args []string) error {
+		had, err := t.DeleteBytes(ctx, []byte(args[1]))
+		return keyed(args, had, err)
+	})
 }
 
 // serveThreads is how many threads serve Redis's clients: as many as an attachment may have.
@@ -324,7 +307,7 @@ given, from a new one. There is no password: who reaches the address has your ri
 			return a.dhtServe(cmd.Context(), &f, o, args[0], address)
 		},
 	}
-	f.add(c, true)
+	f.add(a, c, true)
 	c.Flags().StringVar(&address, "resp", "", "address to serve at")
 	return c
 }
@@ -406,9 +389,17 @@ func removeDead(ctx context.Context, path string) error {
 	return nil
 }
 
+// createTable makes a table, on the thread's node if no nodes are named.
+func createTable(ctx context.Context, t *gsas.Thread, name string, o dht.Options) (*dht.Table, error) {
+	if len(o.Nodes) == 0 {
+		o.Nodes = []device.NodeID{t.Node()}
+	}
+	return dht.Create(ctx, t, name, o)
+}
+
 func openOrCreate(ctx context.Context, t *gsas.Thread, name string, o dht.Options, create bool) (*dht.Table, error) {
 	if create {
-		return dht.Create(ctx, t, name, o)
+		return createTable(ctx, t, name, o)
 	}
 	return dht.Open(ctx, t, name)
 }

@@ -59,7 +59,7 @@ and checks each value. It prints the rates and latencies of each kind of operati
 			return a.dhtBench(cmd.Context(), &b, o)
 		},
 	}
-	b.add(c, true)
+	b.add(a, c, true)
 	c.Flags().Lookup("tree").Hidden = true // its tree is its own
 	c.Flags().IntVar(&b.threads, "threads", 1, "threads that read and write")
 	c.Flags().Float64Var(&b.puts, "puts", 0, "part of the operations that are puts, from 0 to 1")

@@ -104,6 +104,28 @@ func TestHashTable(t *testing.T) {
 	}
 }
 
+// The nodes of a pfd may have other ids than 0 and 1: without --node and --nodes its first one is taken.
+func TestHashTableOfOtherNodes(t *testing.T) {
+	dir := programs(t)
+	d := startNodes(t, dir, 2, "--node-base", "4")
+	ctl := "bin/exanetctl --socket " + d.Socket() + " dht "
+	background(t, dir, ctl+"create words --keys 1000 --tree words.tree")
+	for _, line := range []string{"put words k v --tree words.tree", "get words k --tree words.tree", "get words k --node 5 --tree words.tree"} {
+		if code, _, errs := execute(t, dir, ctl+line); code != 0 {
+			t.Errorf("dht %s: code %d: %s", line, code, errs)
+		}
+	}
+	if code, out, errs := execute(t, dir, ctl+"show words --tree words.tree -o csv"); code != 0 || !strings.Contains(out, "\n4,1,") {
+		t.Errorf("dht show: code %d: %s%s", code, out, errs)
+	}
+	if code, _, errs := execute(t, dir, ctl+"bench --keys 100 -D 10ms"); code != 0 {
+		t.Errorf("dht bench: code %d: %s", code, errs)
+	}
+	if code, _, errs := execute(t, dir, ctl+"get words k --node 0 --tree words.tree"); code != 1 || !strings.Contains(errs, "no node 0 here") || !strings.Contains(errs, "4") {
+		t.Errorf("a node of no pfd: code %d: %s", code, errs)
+	}
+}
+
 // TestHashTableDocument runs the commands of docs/dht.md.
 func TestHashTableDocument(t *testing.T) {
 	text, err := os.ReadFile("../../docs/dht.md")

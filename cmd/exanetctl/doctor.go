@@ -137,11 +137,13 @@ func hostsCheck(h *control.Hosts) check {
 		c.Verdict, c.Found, c.Remedy = verdictWarning, "a table of hosts that pfd refuses", h.Refused
 	case !h.Hostd:
 		c.Verdict, c.Found, c.Remedy = verdictWarning, "no exanet-hostd", "start it: systemctl start exanet-hostd; until then no link is made anew"
+	case certificateTrouble(h) != "":
+		c.Verdict, c.Found, c.Remedy = verdictWarning, "a certificate that ends soon", certificateTrouble(h)
 	case len(away) > 0:
 		c.Verdict, c.Found = verdictWarning, strings.Join(away, ", ")
 		c.Remedy = "exanetctl host -o wide shows the last error of each link"
 	default:
-		c.Found = fmt.Sprintf("%d other hosts, all links up", len(h.Hosts))
+		c.Found = plural(len(h.Hosts), "other host") + ", all links up"
 	}
 	return c
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -84,6 +85,14 @@ func TestJudge(t *testing.T) {
 		{"an old kernel has no folios", "folios", verdictLater, "6.11", func(f *facts) { f.FoliosShared = folios.Setting{} }},
 		{"no provider", "libfabric", verdictLater, "libexanet-fi", func(f *facts) { f.Provider = "" }},
 		{"hosts", "hosts", verdictOK, "", func(f *facts) { f.Hosts = linked(control.HostUp) }},
+		{"a certificate that ends", "hosts", verdictWarning, "exanetctl host add", func(f *facts) {
+			f.Hosts = linked(control.HostUp)
+			f.Hosts.Certificate, f.Hosts.CertificateLeftNS = "of host a", int64(29*24*time.Hour)
+		}},
+		{"a certificate that lasts", "hosts", verdictOK, "", func(f *facts) {
+			f.Hosts = linked(control.HostUp)
+			f.Hosts.Certificate, f.Hosts.CertificateLeftNS = "of host a", int64(31*24*time.Hour)
+		}},
 		{"a host that is away", "hosts", verdictWarning, "exanetctl host", func(f *facts) { f.Hosts = linked(control.HostUnreachable) }},
 		{"no exanet-hostd", "hosts", verdictWarning, "systemctl start exanet-hostd", func(f *facts) { f.Hosts = linked(control.HostUp); f.Hosts.Hostd = false }},
 		{"a table that is refused", "hosts", verdictWarning, "nodes 0-1", func(f *facts) { f.Hosts = linked(control.HostUp); f.Hosts.Refused = "nodes 0-1" }},

@@ -22,6 +22,7 @@ func (a *app) gsasCommand() *cobra.Command {
 		columns: []column[tree]{
 			{"TREE", 0, func(t *tree) any { return fmt.Sprintf("%d/%d", t.Node, t.Interface) }},
 			{"PROTECTION", 1, func(t *tree) any { return nodeID(uint32(t.Protection)) }},
+			{"OWNER", 1, func(t *tree) any { return when(t.Owner != "", t.Owner) }},
 			{"UID", 0, func(t *tree) any { return t.UID }},
 			{"STATE", 2, func(t *tree) any { return t.State }},
 			{"THREADS", 0, func(t *tree) any { return len(t.Threads) }},

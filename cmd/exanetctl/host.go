@@ -118,7 +118,24 @@ func hostTrouble(r *control.Hosts) string {
 	case !r.Hostd:
 		return "exanet-hostd is not connected: the links stay, and none is made anew"
 	}
-	return ""
+	return certificateTrouble(r)
+}
+
+// certificateWarning is for how long before its end a certificate is warned of, as the alert does. Defined
+// by this project.
+const certificateWarning = 30 * 24 * time.Hour
+
+// certificateTrouble says that a certificate ends soon; "": none does.
+func certificateTrouble(r *control.Hosts) string {
+	left := time.Duration(r.CertificateLeftNS)
+	if r.Certificate == "" || left > certificateWarning {
+		return ""
+	}
+	when := "has ended"
+	if left > 0 {
+		when = fmt.Sprintf("ends in %d days", left/(24*time.Hour))
+	}
+	return fmt.Sprintf("the certificate %s %s, and the links with it: remove it, and make a new one with `exanetctl host add` (docs/hosts.md)", r.Certificate, when)
 }
 
 // hostWords completes the name of another host.

@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/daemon/control"
 )
@@ -17,6 +18,8 @@ func TestHostWords(t *testing.T) {
 		{control.Hosts{Hostd: true, Hosts: b}, "b,,,\nonly root and the user of pfd see what the links carry"},
 		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b}, "b,0,0,\n"},
 		{control.Hosts{Hostd: true, SeesAll: true}, "no other host is in the list"},
+		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b, Certificate: "of host a", CertificateLeftNS: int64(170 * time.Hour)}, "the certificate of host a ends in 7 days"},
+		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b, Certificate: "of the authority", CertificateLeftNS: -1}, "the certificate of the authority has ended"},
 		{control.Hosts{SeesAll: true}, "no other host: exanet-hostd is not connected"},
 		{control.Hosts{Hostd: true, SeesAll: true, Refused: "host b has nodes 1 there"}, "pfd refuses the list of hosts: host b has nodes 1 there"},
 		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b, Refused: "host b"}, "pfd refuses the list of hosts: host b"},

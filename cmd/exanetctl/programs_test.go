@@ -36,11 +36,11 @@ func startPFD(t *testing.T, dir string) *workload.DaemonProcess {
 	return startNodes(t, dir, 2)
 }
 
-func startNodes(t *testing.T, dir string, nodes int) *workload.DaemonProcess {
+func startNodes(t *testing.T, dir string, nodes int, flags ...string) *workload.DaemonProcess {
 	t.Helper()
 	runtime.LockOSThread() // pfd ends with this thread: see StartDaemon
 	t.Cleanup(runtime.UnlockOSThread)
-	d, err := workload.StartDaemon(t.Context(), filepath.Join(dir, "bin", "pfd"), nodes)
+	d, err := workload.StartDaemon(t.Context(), filepath.Join(dir, "bin", "pfd"), nodes, flags...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func (srv *Server) viewGSAS(ctx context.Context, q *query) (any, error) {
 		}
 		root := atomics.Thread(t.Protection)
 		v := control.GSASTree{
-			Node: int(root.Node()), Interface: root.Interface(), Protection: control.Hex(t.Protection), UID: t.UID,
+			Node: int(root.Node()), Interface: root.Interface(), Protection: control.Hex(t.Protection), Owner: t.Owner, UID: t.UID,
 			State: control.TreeLive, Threads: []control.GSASThread{}, Areas: []control.GSASArea{},
 		}
 		if t.Ended {

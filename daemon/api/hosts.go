@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"slices"
 
@@ -82,6 +83,11 @@ func (s *scrape) hosts(r control.Hosts) {
 		return 0
 	}
 	s.gauge("hostd_connected", "1 while exanet-hostd is connected", flag(r.Hostd))
+	left := math.Inf(1)
+	if r.Certificate != "" {
+		left = float64(r.CertificateLeftNS) / 1e9
+	}
+	s.gauge("hosts_certificate_seconds", "until the certificate of this host, or that of its authority, ends; +Inf without TLS", left)
 	s.gauge("hosts_refused", "1 while the newest table of hosts is not in effect", flag(r.Refused != ""))
 	for i := range r.Hosts {
 		h := &r.Hosts[i]

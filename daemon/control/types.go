@@ -169,6 +169,7 @@ type GSASTree struct {
 	Node       int          `json:"node"`
 	Interface  int          `json:"interface"`
 	Protection Hex          `json:"protection_id"`
+	Owner      string       `json:"owner"` // the host whose pfd has the tree; "": this one
 	UID        uint32       `json:"uid"`
 	State      string       `json:"state"`      // live, ended
 	SizeBytes  uint64       `json:"size_bytes"` // of its pages, whether or not they were used
@@ -473,7 +474,10 @@ type (
 		Self    string `json:"self"`     // this host's name in it
 		Hostd   bool   `json:"hostd"`    // exanet-hostd is connected
 		Refused string `json:"refused"`  // why its last table is not in effect
-		Hosts   []Host `json:"hosts"`
+		// Certificate says whose certificate ends first, this host's or that of the authority; "": TLS is off.
+		Certificate       string `json:"certificate"`
+		CertificateLeftNS int64  `json:"certificate_left_ns"` // until then
+		Hosts             []Host `json:"hosts"`
 	}
 	// SMMU is the answer of /v1/smmu.
 	SMMU struct {

@@ -12,6 +12,7 @@ import (
 // Info describes a tree.
 type Info struct {
 	Protection atomics.Protection
+	Owner      string // the host whose pfd has it; "": this one
 	UID        uint32
 	Threads    []atomics.Thread // in their order
 	Areas      []Area           // by node
@@ -36,6 +37,9 @@ func (d *Directory) Trees() []Info {
 			continue
 		}
 		info := &Info{Protection: p, UID: t.uid, Ended: t.ended}
+		if t.foreign != nil {
+			info.Owner = t.foreign.owner
+		}
 		for id, a := range t.areas {
 			info.Areas = append(info.Areas, Area{Node: id, Region: a.region, Runs: len(a.runs), Pages: a.count()})
 		}

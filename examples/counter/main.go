@@ -22,18 +22,19 @@ import (
 func main() {
 	log.SetFlags(0)
 	socket := flag.String("socket", "", "pfd's control socket; empty: the default one")
+	node := flag.Int("node", -1, "node to attach to (default 0 for begin, 1 for add)")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
-	if err := run(ctx, *socket, flag.Args()); err != nil && !errors.Is(err, context.Canceled) {
+	if err := run(ctx, *socket, *node, flag.Args()); err != nil && !errors.Is(err, context.Canceled) {
 		log.Fatalf("counter: %v", err)
 	}
 }
 
-func run(ctx context.Context, socket string, args []string) error {
+func run(ctx context.Context, socket string, node int, args []string) error {
 	switch {
 	case len(args) == 1 && args[0] == "begin":
-		return begin(ctx, socket)
+		return begin(ctx, socket, device.NodeID(max(node, 0)))
 	case len(args) == 3 && args[0] == "add":
 		token, err := gsas.ParseToken(args[1])
 		if err != nil {
@@ -43,7 +44,10 @@ func run(ctx context.Context, socket string, args []string) error {
 		if err != nil {
 			return fmt.Errorf("%q is no number of ones to add", args[2])
 		}
-		return add(ctx, socket, token, n)
+		if node < 0 {
+			node = 1
+		}
+		return add(ctx, socket, device.NodeID(node), token, n)
 	}
 	return errors.New("usage: counter begin | add TOKEN N")
 }
@@ -54,8 +58,8 @@ func attach(ctx context.Context, socket string, node device.NodeID) (*rdma.Endpo
 }
 
 // begin makes a tree with a page for the word, and keeps it until it is interrupted.
-func begin(ctx context.Context, socket string) error {
-	ep, err := attach(ctx, socket, 0)
+func begin(ctx context.Context, socket string, node device.NodeID) error {
+	ep, err := attach(ctx, socket, node)
 	if err != nil {
 		return err
 	}
@@ -73,8 +77,8 @@ func begin(ctx context.Context, socket string) error {
 }
 
 // add adds to the word n times.
-func add(ctx context.Context, socket string, token gsas.Token, n int) error {
-	ep, err := attach(ctx, socket, 1)
+func add(ctx context.Context, socket string, node device.NodeID, token gsas.Token, n int) error {
+	ep, err := attach(ctx, socket, node)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@
 //	putget [-socket PATH] target              exports memory and prints its name
 //	putget [-socket PATH] put REMOTE TEXT     writes TEXT into it
 //	putget [-socket PATH] get REMOTE          reads what is there
+//
+// With -node N it attaches to node N, else target to node 1 and the others to node 0.
 package main
 
 import (
@@ -15,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
 )
 
@@ -29,18 +32,22 @@ const (
 func main() {
 	log.SetFlags(0)
 	socket := flag.String("socket", "", "pfd's control socket; empty: the default one")
+	node := flag.Int("node", -1, "node to attach to (default 1 for target, else 0)")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
-	if err := run(ctx, *socket, flag.Args()); err != nil && !errors.Is(err, context.Canceled) {
+	if err := run(ctx, *socket, *node, flag.Args()); err != nil && !errors.Is(err, context.Canceled) {
 		log.Fatalf("putget: %v", err)
 	}
 }
 
-func run(ctx context.Context, socket string, args []string) (err error) {
+func run(ctx context.Context, socket string, node int, args []string) (err error) {
 	o := rdma.Options{Socket: socket, Node: 0}
 	if len(args) == 1 && args[0] == "target" {
 		o.Node, o.AcceptGroup = 1, true
+	}
+	if node >= 0 {
+		o.Node = device.NodeID(node)
 	}
 	ep, err := rdma.Attach(ctx, o)
 	if err != nil {

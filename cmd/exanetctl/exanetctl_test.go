@@ -104,6 +104,7 @@ func TestAbbreviations(t *testing.T) {
 		{"fa", "fault show"},
 		{"sta", "status"},
 		{"cou faults", "counter show faults"},
+		{"counter s", "counter show s"}, // not show itself
 		{"domain -j", "domain show -o json"},
 	} {
 		code, short, errs := ctl(append(strings.Fields(c.short), "--socket", d.socket)...)

@@ -99,7 +99,7 @@ var fakeAnswers = map[string]any{
 			Threads: []control.GSASThread{{Node: 0, Interface: 32, Thread: 0x800000, Slot: 3, PID: 4711}, {Node: 1, Interface: 33, Thread: 0x840001, Slot: -1}},
 			Areas:   []control.GSASArea{{Node: 0, Address: 0x1000000000000, Allocations: 2, SizeBytes: 3 << 12}, {Node: 1, Address: 0x2000400000000, Allocations: 1, SizeBytes: 2 << 12}},
 		},
-		{Node: 1, Interface: 34, Protection: 0x880001, UID: 1001, State: control.TreeEnded, Threads: []control.GSASThread{}, Areas: []control.GSASArea{}},
+		{Node: 1, Interface: 34, Protection: 0x880001, Owner: "b", UID: 1001, State: control.TreeEnded, Threads: []control.GSASThread{}, Areas: []control.GSASArea{}},
 	}},
 	control.PathHosts: control.Hosts{Version: 1, SeesAll: true, Cluster: "lab", Self: "a", Hostd: true, Hosts: []control.Host{
 		{

@@ -41,8 +41,8 @@ func (a *app) object(name, short, words string, columns []string, complete cobra
 	return obj
 }
 
-// wholeWords makes the commands of an object need their whole names: a shorter word is the ID of
-// what to show, as `exanetctl host a`. Cobra takes no abbreviation of two commands.
+// wholeWords makes the commands of an object need their whole names: a shorter word is the name of
+// what to show, as `exanetctl host a` and `exanetctl counter s`. Cobra takes no abbreviation of two commands.
 func wholeWords(object *cobra.Command) *cobra.Command {
 	other := &cobra.Command{Use: "-", Hidden: true, Run: func(*cobra.Command, []string) {}}
 	for _, c := range object.Commands() {
@@ -454,7 +454,7 @@ func (a *app) counterCommand() *cobra.Command {
 		}
 		return a.flush(t, scope)
 	})
-	return a.object("counter", "Show the counters of the nodes and of the daemon", "[NODE] [NAME]", columns, a.counterWords(), flags, show)
+	return wholeWords(a.object("counter", "Show the counters of the nodes and of the daemon", "[NODE] [NAME]", columns, a.counterWords(), flags, show))
 }
 
 func (a *app) faultCommand() *cobra.Command {

@@ -85,6 +85,11 @@ func TestTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	member := b.thread(root.Token())
+	for h, owner := range map[*host]string{a: "", b: "a"} {
+		if trees, err := h.client.GSAS(ctx); err != nil || len(trees) != 1 || trees[0].Owner != owner {
+			t.Errorf("host %s: %+v, %v, want one tree of host %q", h.name, trees, err, owner)
+		}
+	}
 	for _, th := range []*gsas.Thread{root, member} {
 		for _, id := range []uint32{root.ID(), member.ID()} {
 			if alive, err := th.Alive(ctx, id); err != nil || !alive {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/internal/procstatus"
 	"github.com/exanet/pfd/rdma"
@@ -77,6 +78,10 @@ func TestWriteIntoAbsentMemory(t *testing.T) {
 func TestExanetctlWrite(t *testing.T) {
 	c := start(t, 2, 2)
 	a, b := c.hosts[0], c.hosts[1]
+	const years = 10 * 365 * 24 * time.Hour // of the certificates of exanetctl host init
+	if r, err := a.client.Hosts(t.Context()); err != nil || r.Certificate != "of host a" || (years-time.Duration(r.CertificateLeftNS)).Abs() > 7*24*time.Hour {
+		t.Errorf("the certificate %s ends in %v, %v", r.Certificate, time.Duration(r.CertificateLeftNS), err)
+	}
 	for _, verb := range []string{"write", "read"} {
 		cmd := command("exanetctl", verb, "--socket", a.socket, "--to-socket", b.socket, "--from", "1", "--to", "2", "--group", group,
 			"--dst", "absent", "--src", "absent", "--size", "256KiB", "--count", "5", "-o", "json")

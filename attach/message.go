@@ -52,7 +52,7 @@ const (
 	offProofVA  = 176 // u64
 	offProof    = 184 // sixteen bytes
 	offKey      = 200 // thirty-two bytes
-	helloFlags  = flagAcceptGroup | flagThreads
+	helloFlags  = flagAcceptGroup | flagThreads | flagPlace
 	groupLength = groupname.Max + 1
 
 	WelcomeSize = 112 // a header and a Grant
@@ -85,6 +85,7 @@ const (
 const (
 	flagAcceptGroup = 1 << 0
 	flagThreads     = 1 << 1
+	flagPlace       = 1 << 2
 )
 
 // DefaultGroup is the group of a process that names none.
@@ -219,7 +220,8 @@ func getText(f []byte, what string) (string, error) {
 // Hello is the first message of a process.
 type Hello struct {
 	Product     string        // the library's product and version
-	Node        device.NodeID // the node to attach to
+	Node        device.NodeID // the node to attach to, by its id
+	Place       bool          // Node is the node's place among those of pfd, from 0; an older pfd refuses that (CodeProtocol)
 	Group       string        // as groupname.Check allows
 	Method      pagein.Method
 	Policy      pagein.Policy
@@ -256,6 +258,9 @@ func (h *Hello) Append(b []byte) ([]byte, error) {
 	if h.Threads {
 		m[offFlags] |= flagThreads
 	}
+	if h.Place {
+		m[offFlags] |= flagPlace
+	}
 	for i, p := range h.Accept {
 		binary.LittleEndian.PutUint16(m[offAccept+2*i:], uint16(p))
 	}
@@ -279,6 +284,7 @@ func DecodeHello(b []byte) (Hello, error) {
 		Policy:      pagein.Policy(b[offPolicy]),
 		AcceptGroup: b[offFlags]&flagAcceptGroup != 0,
 		Threads:     b[offFlags]&flagThreads != 0,
+		Place:       b[offFlags]&flagPlace != 0,
 		ProofVA:     device.VA(binary.LittleEndian.Uint64(b[offProofVA:])),
 		Proof:       [ProofSize]byte(b[offProof:]),
 		Key:         [KeySize]byte(b[offKey:]),

@@ -114,6 +114,11 @@ func TestGoldenOfTheDocument(t *testing.T) {
 	if again, derr := DecodeHello(b); err != nil || derr != nil || !reflect.DeepEqual(again, hello) || b[79] != 3 {
 		t.Errorf("a hello that asks for threads: flags %#x, %+v, %v, %v", b[79], again, err, derr)
 	}
+	hello.Place = true
+	b, err = hello.Append(nil)
+	if again, derr := DecodeHello(b); err != nil || derr != nil || !reflect.DeepEqual(again, hello) || b[79] != 7 {
+		t.Errorf("a hello with a node's place: flags %#x, %+v, %v, %v", b[79], again, err, derr)
+	}
 
 	for name, typ := range map[string]Type{"memory": TypeMemory, "mapped": TypeMapped} {
 		product, derr := decode(g[name], typ, headerSize)
@@ -194,7 +199,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"hello", "255 accepted", set(78, 255), ErrValue},
 		{"hello", "accepted PDID 0", set(78, 3), ErrValue},
 		{"hello", "accepted PDID after the last", set(78, 1), ErrMessage},
-		{"hello", "unknown flag", set(79, 5), ErrValue},
+		{"hello", "unknown flag", set(79, 9), ErrValue},
 		{"hello", "no group", set(112, 0, 0, 0), ErrValue},
 		{"hello", "group with a slash", set(112, '/'), ErrValue},
 		{"hello", "group without NUL", set(112, bytes.Repeat([]byte{'x'}, 64)...), ErrMessage},

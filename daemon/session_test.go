@@ -161,6 +161,7 @@ func TestRefusals(t *testing.T) {
 		text   string
 	}{
 		{"a node that is not there", nil, func(h *attach.Hello) { h.Node = 7 }, attach.CodeNoNode, "nodes 0 to 1"},
+		{"a place without a node", nil, func(h *attach.Hello) { h.Node, h.Place = 2, true }, attach.CodeNoNode, "none in place 2"},
 		{"the fifth of a group", full(4, func(int, *attach.Hello) {}), nil, attach.CodeGroupFull, "4 of at most 4 processes"},
 		{"the seventh of a user", full(6, func(i int, h *attach.Hello) { h.Group = fmt.Sprint("g", i%2) }), nil, attach.CodeQuota, "6 of its 6 slots"},
 		{"a machine that will not", func(r *running) { r.fake.do(func() { r.fake.refuse = errFake }) }, nil, attach.CodeInternal, errFake.Error()},

@@ -78,12 +78,10 @@ func (t *Table) checkContainer(at, container gsas.Address) error {
 }
 
 // lockPatience is for how long a search reads a locked element again before it asks whether the thread
-// that holds the lock is alive, then after twice that and so on, at least each askAgain; lockLimit is for how
-// long it waits for one that is. The link to its host may be down for nine seconds (package gsas).
+// that holds the lock is alive; lockLimit is for how long it waits for one that is.
 const (
 	lockPatience = time.Millisecond
-	askAgain     = 100 * time.Millisecond
-	lockLimit    = 10 * time.Second
+	lockLimit    = time.Second
 )
 
 // load reads an element that nobody holds the lock of. The lock of a thread that has ended is taken
@@ -95,19 +93,19 @@ func (t *Table) load(ctx context.Context, at gsas.Address) (element, error) {
 		return e, err
 	}
 	began := time.Now()
-	for start, ask := began, lockPatience; ; {
+	for start, asked := began, false; ; {
 		time.Sleep(lockPatience / 10)
 		if w, err = t.memory.Load256(ctx, at); err != nil || !element(w).locked() {
 			return element(w), err
 		}
 		if e != element(w) {
-			e, start, ask = element(w), time.Now(), lockPatience
+			e, start, asked = element(w), time.Now(), false
 		}
 		switch {
 		case time.Since(began) > lockLimit: // also if others take it one after the other
 			return element{}, fmt.Errorf("thread %#x holds the lock of the element at %#x: %w", e.holder(), at, ErrBusy)
-		case time.Since(start) > ask:
-			ask += min(ask, askAgain)
+		case time.Since(start) > lockPatience && !asked:
+			asked = true
 			alive, err := t.memory.Alive(ctx, e.holder())
 			if err != nil {
 				return element{}, err

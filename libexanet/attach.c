@@ -320,7 +320,7 @@ static int hello(exanet *e, const struct exanet_options *o)
 	m[76] = o->method;
 	m[77] = o->policy;
 	m[78] = o->naccept;
-	m[79] = (o->flags & EXANET_ACCEPT_GROUP) | (o->flags & EXANET_THREADS ? 2 : 0);
+	m[79] = (o->flags & EXANET_ACCEPT_GROUP) | (o->flags & EXANET_THREADS ? 2 : 0) | (o->flags & EXANET_PLACE ? 4 : 0);
 	for (int i = 0; i < o->naccept; i++)
 		put(m + 80 + 2 * i, 2, o->accept[i]);
 	memcpy(m + 112, group, strlen(group));

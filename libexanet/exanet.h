@@ -54,7 +54,10 @@ enum {
 	EXANET_FOLIOS = 16,
 	/* The process may have threads of the global address space (exanet_gsas.h). -ENOTSUP: an older pfd
 	 * has none. */
-	EXANET_THREADS = 32
+	EXANET_THREADS = 32,
+	/* The options' node is a place among the nodes of pfd, from 0, and not a node's id. pfds of several
+	 * machines have different ids (pfd --node-base). -EPROTO: an older pfd knows ids only. */
+	EXANET_PLACE = 64
 };
 
 struct exanet_options {

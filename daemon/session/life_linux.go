@@ -76,6 +76,20 @@ func (d *Host) nodeNames() string {
 	return fmt.Sprintf("nodes %d to %d", d.nodes[0].ID(), d.nodes[len(d.nodes)-1].ID())
 }
 
+// requested returns the node that a process asks for.
+func (d *Host) requested(h *attach.Hello) (*Node, error) {
+	switch {
+	case h.Place && int(h.Node) < len(d.nodes):
+		return d.nodes[h.Node], nil
+	case h.Place:
+		return nil, refusal(attach.CodeNoNode, "this pfd has %d nodes, and none in place %d", len(d.nodes), h.Node)
+	}
+	if n := d.NodeByID(h.Node); n != nil {
+		return n, nil
+	}
+	return nil, refusal(attach.CodeNoNode, "no node %d here: this pfd has %s", h.Node, d.nodeNames())
+}
+
 // handshake performs a connection's handshake and returns its session. After an error nothing is
 // left behind. If the error is an *attach.RefusedError, the caller must send it; after any other
 // the process has its answer already, or has left.
@@ -86,9 +100,9 @@ func (d *Host) handshake(ctx context.Context, c *attach.Conn) (_ *session, err e
 	if err != nil {
 		return nil, err
 	}
-	n := d.NodeByID(hello.Node)
-	if n == nil {
-		return nil, refusal(attach.CodeNoNode, "no node %d here: this pfd has %s", hello.Node, d.nodeNames())
+	n, err := d.requested(&hello)
+	if err != nil {
+		return nil, err
 	}
 	peer := c.Peer()
 	s := &session{

@@ -271,7 +271,7 @@ func (t *trees) callAbroad(n *Node, c atomics.Call) {
 		return
 	}
 	go func() {
-		err := t.find(context.Background(), c.Protection, ownerAnswers)
+		_, err := t.find(context.Background(), c.Protection)
 		if err == nil {
 			err = t.enterAbroad(c.Protection)
 		}

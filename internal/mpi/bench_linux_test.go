@@ -24,8 +24,8 @@ var fabrics = []struct {
 	providers string // of libfabric
 	args      []string
 }{
-	{"exanet", layered, []string{"--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include", layered}},
-	{"tcp;ofi_rxm", "tcp;ofi_rxm", []string{"--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include", "tcp;ofi_rxm"}},
+	{"exanet", Layered, Fabric(Layered)},
+	{"tcp;ofi_rxm", "tcp;ofi_rxm", Fabric("tcp;ofi_rxm")},
 	{"btl tcp", "", []string{"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"}},
 	{"vader", "", []string{"--mca", "pml", "ob1", "--mca", "btl", "vader,self"}},
 }
@@ -48,7 +48,7 @@ func (m *meter) job(fabric, ranks int, env []string, program ...string) *exec.Cm
 
 // run runs a job and returns what it printed.
 func (m *meter) run(fabric, ranks int, env []string, program ...string) string {
-	return output(m.T, m.job(fabric, ranks, env, program...))
+	return Output(m.T, m.job(fabric, ranks, env, program...))
 }
 
 // faults runs a job over exanet and returns how many pages of its ranks the network has found absent. It
@@ -119,11 +119,10 @@ func TestBenchmarks(t *testing.T) {
 	if os.Getenv("PFD_MPI_BENCH") == "" {
 		t.Skip("takes some minutes of an idle machine: make mpi-bench runs it (PFD_MPI_BENCH=all)")
 	}
-	need(t, "mpirun", "mpicc", "lmp", "NPopenmpi")
+	Need(t, "mpirun", "mpicc", "lmp", "NPopenmpi")
 	m := &meter{T: t, dir: provider(t), p: start(t), figures: map[string][]float64{}}
-	program := filepath.Join(bin, "bench")
-	output(t, exec.CommandContext(t.Context(), "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-o", program, "testdata/bench.c"))
-	output(t, exec.CommandContext(t.Context(), "gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(bin, "touched.so"), "testdata/touched.c"))
+	program := Program(t, bin, "bench")
+	Output(t, exec.CommandContext(t.Context(), "gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(bin, "touched.so"), "testdata/touched.c"))
 	small, err := os.ReadFile("testdata/in.lj")
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 // The commands of docs/mpi.md run, but for the installation.
 func TestDocument(t *testing.T) {
-	need(t, "mpirun", "lmp", "fi_info")
+	Need(t, "mpirun", "lmp", "fi_info")
 	text, err := os.ReadFile("../../docs/mpi.md")
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func TestDocument(t *testing.T) {
 	c.Dir = work
 	c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "FI_PROVIDER_PATH="+dir,
 		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_plm=isolated")
-	if out := output(t, c); !strings.Contains(out, " on 2 procs for 100 steps with 4000 atoms") {
+	if out := Output(t, c); !strings.Contains(out, " on 2 procs for 100 steps with 4000 atoms") {
 		t.Errorf("%s", out)
 	}
 }

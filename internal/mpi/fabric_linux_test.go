@@ -2,7 +2,6 @@ package mpi
 
 import (
 	"bytes"
-	"context"
 	"net"
 	"os"
 	"os/exec"
@@ -13,20 +12,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
 )
 
 func TestInfo(t *testing.T) {
-	need(t, "fi_info")
+	Need(t, "fi_info")
 	dir, p := provider(t), start(t, "--nodes", "1")
-	for _, name := range []string{"exanet", layered} {
-		if out := output(t, command(t, p, dir, "", "fi_info", "-p", name)); !strings.Contains(out, "provider: "+name+"\n") {
+	for _, name := range []string{"exanet", Layered} {
+		if out := Output(t, command(t, p, dir, "", "fi_info", "-p", name)); !strings.Contains(out, "provider: "+name+"\n") {
 			t.Errorf("fi_info -p %s prints\n%s", name, out)
 		}
 	}
-	if out := output(t, command(t, p, dir, "", "fi_info", "-e")); strings.Count(out, "# FI_EXANET_") != 4 {
+	if out := Output(t, command(t, p, dir, "", "fi_info", "-e")); strings.Count(out, "# FI_EXANET_") != 4 {
 		t.Errorf("fi_info -e does not list four parameters:\n%s", out)
 	}
 	p.left(t)
@@ -36,7 +34,6 @@ func TestInfo(t *testing.T) {
 	}
 	for _, c := range []struct{ name, set, says string }{
 		{"no pfd", "FI_EXANET_SOCKET=" + filepath.Join(dir, "none.sock"), "start one (pfd --socket "},
-		{"an older pfd", "FI_EXANET_SOCKET=" + olderPfd(t), "pfd (exanet 0.0.1) speaks version 1 of the protocol, this library "},
 		{"no such node", "FI_EXANET_NODE=9", "set FI_EXANET_NODE to a node that exanetctl status lists"},
 		{"no number", "FI_EXANET_NODE=first", ""},
 		{"a long name", "FI_EXANET_GROUP=" + strings.Repeat("g", 64), "a group's name has 1 to 63 characters"},
@@ -60,35 +57,9 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// olderPfd answers as a pfd of an older release and returns its socket.
-func olderPfd(t *testing.T) string {
-	socket := filepath.Join(t.TempDir(), "pfd.sock")
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket + attach.SocketSuffix, Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	refusal := (&attach.RefusedError{Product: "exanet 0.0.1", Code: attach.CodeVersion, Text: "version 2"}).Append(nil)
-	refusal[2] = 1 // the version of the protocol (docs/attach.md 2)
-	served := make(chan error)
-	go func() {
-		served <- attach.Serve(t.Context(), l, func(ctx context.Context, c *attach.Conn) {
-			var hello [attach.MaxMessage]byte
-			if _, _, err := c.Receive(ctx, hello[:]); err == nil {
-				_ = c.Send(refusal)
-			}
-		})
-	}()
-	t.Cleanup(func() {
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	return socket
-}
-
 // A pfd of another user, who is not the machine's, may not access a rank's memory.
 func TestStranger(t *testing.T) {
-	need(t, "fi_info")
+	Need(t, "fi_info")
 	if os.Getuid() != 0 {
 		t.Skip("another user's pfd needs root")
 	}
@@ -125,13 +96,13 @@ func TestStranger(t *testing.T) {
 
 // Groups are named after jobs, whose names may be longer, and have characters that a group's has not.
 func TestGroup(t *testing.T) {
-	need(t, "fi_info")
+	Need(t, "fi_info")
 	dir, p := provider(t), start(t)
 	long := strings.Repeat("long", 20)
 	for _, job := range []string{"prterun-host:1@1", long + "-12@1", "2137522178", "60001"} {
 		cmd := command(t, p, dir, "exanet", "fi_info", "-p", "exanet")
 		cmd.Env = append(cmd.Env, "PMIX_NAMESPACE="+job)
-		output(t, cmd)
+		Output(t, cmd)
 	}
 	p.end(syscall.SIGTERM)
 	for _, group := range []string{"prterun-host_1", long[len(long)-57:] + "-12", "32616", "60001"} {
@@ -144,7 +115,7 @@ func TestGroup(t *testing.T) {
 // A process takes a place on another node if one is full. If all are, that is no error of fi_info:
 // it lists no provider, and a warning says why.
 func TestNodeFull(t *testing.T) {
-	need(t, "fi_info")
+	Need(t, "fi_info")
 	dir, p := provider(t), start(t, "--nodes", "2", "--quota", "1")
 	for node, says := range []string{"src_addr: fi_sockaddr_in://240.0.0.1:", "no other node has a place either"} {
 		holder, err := rdma.Attach(t.Context(), rdma.Options{Socket: p.client.Socket(), Node: device.NodeID(node)})
@@ -178,9 +149,9 @@ func freePort(t *testing.T) string {
 }
 
 func TestPingpong(t *testing.T) {
-	need(t, "fi_pingpong")
+	Need(t, "fi_pingpong")
 	dir, p := provider(t), start(t)
-	for _, c := range []struct{ provider, kind string }{{"exanet", "msg"}, {layered, "rdm"}} {
+	for _, c := range []struct{ provider, kind string }{{"exanet", "msg"}, {Layered, "rdm"}} {
 		t.Run(c.kind, func(t *testing.T) {
 			port := freePort(t)
 			server := command(t, p, dir, c.provider, "fi_pingpong", "-p", c.provider, "-e", c.kind, "-c", "-I", "20", "-S", "all", "-B", port)
@@ -196,7 +167,7 @@ func TestPingpong(t *testing.T) {
 			for !listens(port) {
 				time.Sleep(10 * time.Millisecond)
 			}
-			out := output(t, client())
+			out := Output(t, client())
 			if err := server.Wait(); err != nil {
 				t.Errorf("server: %v\n%s", err, said.String())
 			}
@@ -218,7 +189,7 @@ func listens(port string) bool {
 // The calls of libfabric against their manual pages, as they are, under the address sanitizer and
 // under valgrind.
 func TestCalls(t *testing.T) {
-	need(t)
+	Need(t)
 	p := start(t)
 	for _, c := range []struct{ name, flags, under string }{
 		{"plain", "-O2", ""},
@@ -227,16 +198,16 @@ func TestCalls(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			flags, under := strings.Fields(c.flags), strings.Fields(c.under)
-			need(t, under[:min(1, len(under))]...)
+			Need(t, under[:min(1, len(under))]...)
 			dir := provider(t, flags...)
 			calls := filepath.Join(dir, "calls")
 			args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-I", dir, "-o", calls, "testdata/calls.c"}, flags...)
-			output(t, exec.CommandContext(t.Context(), "gcc", append(args, filepath.Join(dir, "libexanet.a"), "-lfabric", "-pthread")...))
+			Output(t, exec.CommandContext(t.Context(), "gcc", append(args, filepath.Join(dir, "libexanet.a"), "-lfabric", "-pthread")...))
 			words := append(under, calls, p.client.Socket())
 			cmd := command(t, p, dir, "exanet", words[0], words[1:]...)
 			cmd.Env = append(cmd.Env, "FI_EXANET_GROUP=calls")
 			// valgrind says which system calls it does not know.
-			if out := output(t, cmd); out != "" && c.under == "" {
+			if out := Output(t, cmd); out != "" && c.under == "" {
 				t.Errorf("%s", out)
 			}
 			p.left(t)

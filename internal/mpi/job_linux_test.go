@@ -6,40 +6,26 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// bytesProgram builds the MPI program of testdata.
-func bytesProgram(t *testing.T, dir string) string {
-	t.Helper()
-	name := filepath.Join(dir, "bytes")
-	if _, err := os.Stat(name); err == nil {
-		return name
-	}
-	output(t, exec.CommandContext(t.Context(), "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-o", name, "testdata/bytes.c", "-pthread"))
-	return name
-}
-
 // Messages of every size and order, windows, and memory that is absent: every byte is checked.
 func TestBytes(t *testing.T) {
-	need(t, "mpirun", "mpicc")
+	Need(t, "mpirun", "mpicc")
 	dir, p := provider(t), start(t)
-	program := bytesProgram(t, dir)
+	program := Program(t, dir, "bytes")
 	for _, c := range []struct {
 		ranks          int
 		messages, mode string
 		set            string
-	}{{1, "5000", "", ""}, {2, "50000", "", ""}, {4, "5000", "", ""}, {2, "1000", "threads", ""}, {2, "5000", "", "FI_OFI_RXM_USE_SRX=1"}, {2, "5000", "", "FI_OFI_RXM_USE_RNDV_WRITE=1"}} {
+	}{{1, "5000", "", ""}, {2, "50000", "", ""}, {4, "5000", "", ""}, {2, "1000", "threads", ""}, {2, "5000", "", "OMPI_MCA_osc=pt2pt"}, {2, "5000", "", "FI_OFI_RXM_USE_SRX=1"}, {2, "5000", "", "FI_OFI_RXM_USE_RNDV_WRITE=1"}} {
 		t.Run(fmt.Sprintf("%d%s%s", c.ranks, c.mode, c.set), func(t *testing.T) {
 			job := mpirun(t, p, dir, c.ranks, program, c.messages, c.mode)
 			job.Env = append(job.Env, c.set)
-			if out := output(t, job); out != "bytes: all right\n" {
+			if out := Output(t, job); out != "bytes: all right\n" {
 				t.Errorf("%s", out)
 			}
 			p.left(t)
@@ -49,10 +35,10 @@ func TestBytes(t *testing.T) {
 
 // When a rank is killed the job ends, and nothing of it stays in pfd.
 func TestRankKilled(t *testing.T) {
-	need(t, "mpirun", "mpicc")
+	Need(t, "mpirun", "mpicc")
 	dir, p := provider(t), start(t)
-	out, err := mpirun(t, p, dir, 3, bytesProgram(t, dir), "10000", "kill").CombinedOutput()
-	if exitCode(t, err) == 0 || !bytes.Contains(out, []byte("signal 9")) {
+	out, err := mpirun(t, p, dir, 3, Program(t, dir, "bytes"), "10000", "kill").CombinedOutput()
+	if ExitCode(t, err) == 0 || !bytes.Contains(out, []byte("signal 9")) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	p.left(t)
@@ -60,9 +46,9 @@ func TestRankKilled(t *testing.T) {
 
 // When pfd is killed the job ends, and no rank by a signal.
 func TestServerKilled(t *testing.T) {
-	need(t, "mpirun", "mpicc")
+	Need(t, "mpirun", "mpicc")
 	dir, p := provider(t), start(t)
-	job := mpirun(t, p, dir, 2, bytesProgram(t, dir), "100000000")
+	job := mpirun(t, p, dir, 2, Program(t, dir, "bytes"), "100000000")
 	var said bytes.Buffer
 	job.Stdout, job.Stderr = &said, &said
 	if err := job.Start(); err != nil {
@@ -72,7 +58,7 @@ func TestServerKilled(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	p.end(syscall.SIGKILL)
-	if err := job.Wait(); exitCode(t, err) == 0 || strings.Contains(said.String(), "on signal") {
+	if err := job.Wait(); ExitCode(t, err) == 0 || strings.Contains(said.String(), "on signal") {
 		t.Errorf("%v\n%s", err, said.String())
 	}
 }
@@ -83,7 +69,7 @@ func serverStopped(t *testing.T, d time.Duration) {
 	dir, p := provider(t), start(t)
 	for _, event := range []string{"bytes: ready\n", "bytes: amid\n"} {
 		t.Run(event[len("bytes: "):len(event)-1], func(t *testing.T) {
-			job := mpirun(t, p, dir, 2, bytesProgram(t, dir), "20000", "tell")
+			job := mpirun(t, p, dir, 2, Program(t, dir, "bytes"), "20000", "tell")
 			var said bytes.Buffer
 			job.Stderr = &said
 			in, err := job.StdinPipe()
@@ -126,43 +112,30 @@ func serverStopped(t *testing.T, d time.Duration) {
 // A connection and its handshake have no time limit that passes while pfd is stopped: 5 s is the
 // longest of libexanet's.
 func TestServerStopped(t *testing.T) {
-	need(t, "mpirun", "mpicc")
+	Need(t, "mpirun", "mpicc")
 	serverStopped(t, 6*time.Second)
 }
 
 // Ranks and those that they start are in one group.
 func TestSpawn(t *testing.T) {
-	need(t, "mpirun", "mpicc")
+	Need(t, "mpirun", "mpicc")
 	dir, p := provider(t), start(t)
-	program := filepath.Join(dir, "spawn")
-	output(t, exec.CommandContext(t.Context(), "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/spawn.c"))
-	if out := output(t, mpirun(t, p, dir, 2, program)); out != "spawn: 43\n" {
+	if out := Output(t, mpirun(t, p, dir, 2, Program(t, dir, "spawn"))); out != "spawn: 43\n" {
 		t.Errorf("%s", out)
 	}
 	p.left(t)
 }
 
-// thermo returns the lines of LAMMPS that the simulation determines.
-func thermo(t *testing.T, out string) string {
-	t.Helper()
-	_, rest, found := strings.Cut(out, "\nStep ")
-	table, _, ends := strings.Cut(rest, "\nLoop time")
-	if !found || !ends || strings.Count(table, "\n") != 11 {
-		t.Fatalf("no table of LAMMPS:\n%s", out)
-	}
-	return table
-}
-
 // LAMMPS, as Debian has it, computes over the provider what it computes over shared memory.
 func TestLAMMPS(t *testing.T) {
-	need(t, "mpirun", "lmp")
+	Need(t, "mpirun", "lmp")
 	dir, p := provider(t), start(t)
 	for _, ranks := range []int{2, 4} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
 			input := []string{"lmp", "-in", "testdata/in.lj", "-log", "none"}
-			got := thermo(t, output(t, mpirun(t, p, dir, ranks, input...)))
+			got := Thermo(t, Output(t, mpirun(t, p, dir, ranks, input...)))
 			vader := command(t, p, dir, "", "mpirun", append([]string{"--mca", "pml", "ob1", "--mca", "btl", "vader,self", "-n", fmt.Sprint(ranks)}, input...)...)
-			if want := thermo(t, output(t, vader)); got != want {
+			if want := Thermo(t, Output(t, vader)); got != want {
 				t.Errorf("over the provider\n%s\nover shared memory\n%s", got, want)
 			}
 			p.left(t)

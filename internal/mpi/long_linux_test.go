@@ -24,17 +24,13 @@ func needLong(t *testing.T, programs ...string) {
 	if os.Getenv("PFD_MPI") == "" {
 		t.Skip("takes long: make mpi runs it (PFD_MPI=1)")
 	}
-	need(t, append(programs, "mpirun", "mpicc")...)
+	Need(t, append(programs, "mpirun", "mpicc")...)
 }
 
 // longJob is a job of n ranks of the program testdata/long.c.
 func longJob(t *testing.T, p *pfd, dir string, n int, args ...string) *exec.Cmd {
 	t.Helper()
-	name := filepath.Join(dir, "long")
-	if _, err := os.Stat(name); err != nil {
-		output(t, exec.CommandContext(t.Context(), "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-pthread", "-o", name, "testdata/long.c"))
-	}
-	job := mpirun(t, p, dir, n, append([]string{name}, args...)...)
+	job := mpirun(t, p, dir, n, append([]string{Program(t, dir, "long")}, args...)...)
 	// Without it ofi_rxm 1.17 receives wrongly what MPI_Mprobe finds (docs/mpi.md).
 	job.Env = append(job.Env, "FI_OFI_RXM_SAR_LIMIT=0")
 	return job
@@ -91,7 +87,7 @@ func TestLongProgram(t *testing.T) {
 		args  string
 	}{{8, "alltoallv 100"}, {4, "threads 1000"}, {4, "sleep 5000"}, {2, "memory 64"}, {1, "messages 20000"}, {4, "messages 1000000"}} {
 		t.Run(fmt.Sprint(c.ranks, " ", c.args), func(t *testing.T) {
-			if out := output(t, longJob(t, p, dir, c.ranks, strings.Fields(c.args)...)); out != allRight {
+			if out := Output(t, longJob(t, p, dir, c.ranks, strings.Fields(c.args)...)); out != allRight {
 				t.Errorf("%s", out)
 			}
 			p.left(t)
@@ -130,7 +126,7 @@ func TestLongLAMMPS(t *testing.T) {
 				t.Errorf("%d ranks were looked at", len(seen))
 			}
 			vader := command(t, p, dir, "", "mpirun", append([]string{"--mca", "pml", "ob1", "--mca", "btl", "vader,self", "-n", fmt.Sprint(ranks)}, input...)...)
-			if got, want := thermo(t, out), thermo(t, output(t, vader)); got != want {
+			if got, want := Thermo(t, out), Thermo(t, Output(t, vader)); got != want {
 				t.Errorf("over the provider\n%s\nover shared memory\n%s", got, want)
 			}
 		})
@@ -149,7 +145,7 @@ func TestLongHPCC(t *testing.T) {
 	}
 	job := mpirun(t, p, dir, 4, "hpcc")
 	job.Dir = work
-	said := output(t, job)
+	said := Output(t, job)
 	out, err := os.ReadFile(filepath.Join(work, "hpccoutf.txt"))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
@@ -169,7 +165,7 @@ func TestLongNetPIPE(t *testing.T) {
 	for _, args := range [][]string{{"-u", "4194304"}, {"-u", "4194304", "-i"}} { // timed; every byte checked
 		t.Run(fmt.Sprint(args), func(t *testing.T) {
 			job := mpirun(t, p, dir, 2, append([]string{"NPopenmpi", "-o", filepath.Join(t.TempDir(), "np.out")}, args...)...)
-			out := output(t, job)
+			out := Output(t, job)
 			if !regexp.MustCompile(" (4194304|4194305|3145729) bytes").MatchString(out) || strings.Contains(out, "Integrity check failed") {
 				t.Errorf("%s", out)
 			}
@@ -253,7 +249,7 @@ func TestLongLimit(t *testing.T) {
 	}
 	dir, p := provider(t), start(t)
 	before := swappedOut(t)
-	if out := output(t, inGroup(t, longJob(t, p, dir, 2, "memory", "32"), group)); out != allRight {
+	if out := Output(t, inGroup(t, longJob(t, p, dir, 2, "memory", "32"), group)); out != allRight {
 		t.Errorf("%s", out)
 	}
 	if swappedOut(t) == before {
@@ -285,7 +281,7 @@ func TestLongRefused(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			other := p.begun(t, longJob(t, p, dir, 2, "messages", "20000"), 2)
 			out, err := longJob(t, p, dir, 2, mode).CombinedOutput()
-			if exitCode(t, err) != 3 || bytes.Contains(out, []byte("on signal")) {
+			if ExitCode(t, err) != 3 || bytes.Contains(out, []byte("on signal")) {
 				t.Errorf("%v\n%s", err, out)
 			}
 			if out, err := other(); err != nil || out != allRight {
@@ -304,7 +300,7 @@ func TestLongForger(t *testing.T) {
 	}
 	dir, p, work := provider(t), start(t), t.TempDir()
 	forge := filepath.Join(work, "forge")
-	output(t, exec.CommandContext(t.Context(), "gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", dir, "-o", forge, "testdata/forge.c", filepath.Join(dir, "libexanet.a"), "-pthread"))
+	Output(t, exec.CommandContext(t.Context(), "gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", dir, "-o", forge, "testdata/forge.c", filepath.Join(dir, "libexanet.a"), "-pthread"))
 	for _, d := range []string{filepath.Dir(work), filepath.Dir(filepath.Dir(p.client.Socket()))} {
 		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)

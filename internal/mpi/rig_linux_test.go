@@ -3,11 +3,11 @@ package mpi
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,9 +19,6 @@ import (
 
 // patience is reached only if something hangs.
 const patience = 4 * time.Minute
-
-// layered is the provider that Open MPI uses: endpoints that need no connection, above ours.
-const layered = "exanet;ofi_rxm"
 
 // bin has pfd, libexanet and the provider; TestMain removes it.
 var bin string
@@ -48,29 +45,6 @@ var pfdBuilt = sync.OnceValue(func() error {
 	return nil
 })
 
-// need skips the test where programs or libfabric's headers are missing.
-func need(t *testing.T, programs ...string) {
-	t.Helper()
-	for _, p := range append([]string{"gcc"}, programs...) {
-		if _, err := exec.LookPath(p); err != nil {
-			t.Skipf("%s is not installed: make test installs it", p)
-		}
-	}
-	if _, err := os.Stat("/usr/include/rdma/providers/fi_prov.h"); err != nil {
-		t.Skip("libfabric-dev is not installed: make test installs it")
-	}
-}
-
-// output runs a command and returns what it printed.
-func output(t *testing.T, c *exec.Cmd) string {
-	t.Helper()
-	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s: %v\n%s", strings.Join(c.Args, " "), err, out)
-	}
-	return string(out)
-}
-
 // built has the directories of provider by their flags; tests do not run in parallel.
 var built = map[string]string{}
 
@@ -82,11 +56,7 @@ func provider(t *testing.T, flags ...string) string {
 		return dir
 	}
 	dir := filepath.Join(bin, fmt.Sprint("provider", len(built)))
-	for _, script := range []string{"libexanet.sh", "fi.sh"} {
-		c := exec.CommandContext(t.Context(), "sh", filepath.Join("..", "..", "contrib", "scripts", script), dir)
-		c.Env = append(os.Environ(), "CFLAGS="+key)
-		output(t, c)
-	}
+	Provider(t, dir, flags...)
 	built[key] = dir
 	return dir
 }
@@ -188,19 +158,5 @@ func command(t *testing.T, p *pfd, dir, providers, name string, args ...string) 
 // mpirun is a job of n ranks over the provider.
 func mpirun(t *testing.T, p *pfd, dir string, n int, program ...string) *exec.Cmd {
 	t.Helper()
-	return command(t, p, dir, layered, "mpirun", append([]string{"--mca", "pml", "cm", "--mca", "mtl", "ofi",
-		"--mca", "mtl_ofi_provider_include", layered, "-n", fmt.Sprint(n)}, program...)...)
-}
-
-// exitCode returns that of a program that has ended by itself.
-func exitCode(t *testing.T, err error) int {
-	t.Helper()
-	var exit *exec.ExitError
-	if err == nil {
-		return 0
-	}
-	if !errors.As(err, &exit) || !exit.Exited() {
-		t.Fatal(err)
-	}
-	return exit.ExitCode()
+	return command(t, p, dir, Layered, "mpirun", slices.Concat(Fabric(Layered), []string{"-n", fmt.Sprint(n)}, program)...)
 }

@@ -16,7 +16,7 @@ import (
 // shared memory if the job asks for it. It drains a node without pfd, and frees the slots of what a
 // job has left behind. testdata/slurm.sh does all of that.
 func TestSlurm(t *testing.T) {
-	need(t, "lmp", "setpriv")
+	Need(t, "lmp", "setpriv")
 	if os.Getuid() != 0 {
 		t.Skip("a Slurm of the test's own needs root")
 	}
@@ -26,7 +26,7 @@ func TestSlurm(t *testing.T) {
 		}
 	}
 	programs, work := t.TempDir(), t.TempDir()
-	output(t, exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", programs, "../../cmd/pfd", "../../cmd/exanetctl"))
+	Output(t, exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", programs, "../../cmd/pfd", "../../cmd/exanetctl"))
 	contrib, err := filepath.Abs("../../contrib/slurm")
 	if err != nil {
 		t.Fatal(err)
@@ -39,13 +39,13 @@ func TestSlurm(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	out := output(t, c)
+	out := Output(t, c)
 	refused, rest, _ := strings.Cut(out, "== exanet\n")
 	exanet, vader, found := strings.Cut(rest, "== vader\n")
 	if !found || refused != "no pfd can be reached on /run/exanet/pfd.sock\n" {
 		t.Fatalf("%s", out)
 	}
-	if got, want := thermo(t, exanet), thermo(t, vader); got != want {
+	if got, want := Thermo(t, exanet), Thermo(t, vader); got != want {
 		t.Errorf("over the provider\n%s\nover shared memory\n%s", got, want)
 	}
 	log, err := os.ReadFile(filepath.Join(work, "pfd.log"))

@@ -109,10 +109,13 @@ static exanet *attach(void)
 	if (rank < 0)
 		rank = number_of("SLURM_LOCALID");
 	const long wanted = rank < 0 ? 0 : rank / RANKS_OF_A_NODE % NODES;
+	o.flags |= EXANET_PLACE;	/* the ids of another machine's nodes begin elsewhere */
 	for (long n = wanted, nodes = NODES, full = 0;;) {	/* nodes: at most; pfd does not tell how many it has */
 		o.node = (uint32_t)n;
 		error = exanet_attach(&e, &o);
-		if (error == -ENODEV && n > 0) {
+		if (error == -EPROTO && o.flags & EXANET_PLACE) {
+			o.flags &= ~EXANET_PLACE;	/* an older pfd, whose ids begin at 0 */
+		} else if (error == -ENODEV && n > 0) {
 			nodes = n;
 			n = wanted % nodes;
 		} else if (is_full(error) && ++full <= nodes) {

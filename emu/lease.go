@@ -71,6 +71,7 @@ func (e *Engine) untouched(c *call) *call {
 // charge handles that the supervisor has found a call asleep.
 func (e *Engine) charge(c *call) {
 	if s := c.sleeper(); s != nil && e.own() && s.slept(e.clock.seen) {
+		c.asleep = true
 		e.slowDown(c, "memory accesses sleep too long")
 	}
 }

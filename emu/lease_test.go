@@ -27,14 +27,14 @@ import (
 type stuck struct {
 	space.Memory
 	hang    atomic.Bool
-	release chan struct{}
+	release *gate
 	calls   atomic.Int32
 }
 
 func (s *stuck) WriteV(src [][]byte, va device.VA) (int, error) {
 	if s.hang.Load() {
 		s.calls.Add(1)
-		<-s.release
+		s.release.wait()
 	}
 	return s.Memory.WriteV(src, va)
 }
@@ -158,7 +158,7 @@ func startPairs(t *testing.T) (e *emu.Engine, managers [2]*domain.Manager, drive
 // while.
 func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 	e, managers, drivers, process, end := startPairs(t)
-	hung := &stuck{Memory: process, release: make(chan struct{})}
+	hung := &stuck{Memory: process, release: newGate(t)}
 	bad := attachPair(t, e, managers, drivers, "stuck", process, hung)
 	good := attachPair(t, e, managers, drivers, "good", process, process)
 	defer func() { end(bad, good) }()
@@ -197,7 +197,7 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 	// The memory responds: the late bytes arrive in the stuck domain alone, and its transfers
 	// continue.
 	hung.hang.Store(false)
-	close(hung.release)
+	hung.release.open()
 	if v := bad.wait(t, 0); v != device.DoneCompleted {
 		st, _ := bad.mem[0].Status(0)
 		t.Fatalf("the stuck transfer: done %d, status %d", v, st)
@@ -220,14 +220,14 @@ func TestStuckMemoryStopsNobodyElse(t *testing.T) {
 type seen struct {
 	*view.View
 	hang    atomic.Bool
-	release chan struct{}
+	release *gate
 	touches atomic.Int32
 }
 
 func (s *seen) Has(va device.VA, pages int, write bool) bool {
 	s.touches.Add(1)
 	if s.hang.Load() {
-		<-s.release
+		s.release.wait()
 	}
 	return s.View.Has(va, pages, write)
 }
@@ -243,8 +243,8 @@ func TestTouchThatHangs(t *testing.T) {
 		src[i] = byte(i * 7)
 	}
 	var pairs []*pair
-	release := make(chan struct{})
-	letGo := sync.OnceFunc(func() { close(release) })
+	release := newGate(t)
+	letGo := sync.OnceFunc(release.open)
 	defer func() { letGo(); end(pairs...) }()
 	type target struct {
 		*pair

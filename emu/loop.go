@@ -195,6 +195,7 @@ func (e *Engine) supervise() {
 		}
 		if over := time.Since(since); over >= longLease || over >= leaseTime && asleep {
 			if e.lease.CompareAndSwap(v, v+1) {
+				e.current.asleep = asleep
 				go e.run(e.current)
 			}
 		}

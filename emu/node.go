@@ -192,6 +192,7 @@ type call struct {
 	long    bool  // a page-in of many pages
 	charged bool  // it counts in the engine's budget of threads
 	late    bool  // it has lost its lease
+	asleep  bool  // it was found asleep, when it lost its lease or before
 	refused bool  // nothing of it is tried
 	waited  bool  // another process has been asked for it
 	outside bool  // it asks the driver of the node (askOutside)

@@ -351,21 +351,47 @@ func TestCounter(t *testing.T) {
 
 // hanging is memory of which a touch or a page-in hangs.
 type hanging struct {
-	word         uint64
-	touch, page  atomic.Bool
-	in, released chan struct{}
-	touched      chan struct{} // releases touches, if it is there
-	touches      atomic.Int32
+	word        uint64
+	touch, page atomic.Bool
+	in          chan struct{}
+	released    *gate
+	touched     *gate // releases touches, if it is there
+	touches     atomic.Int32
 }
+
+// gate is where memory hangs: in the kernel, since a thread that waits for a channel of Go waits for Go's
+// scheduler, and not for memory.
+type gate [2]int
+
+func newGate(t testing.TB) *gate {
+	g := new(gate)
+	if err := unix.Pipe2(g[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(g[0]) })
+	return g
+}
+
+// wait returns when the gate is open. It may be called by many.
+func (g *gate) wait() {
+	for {
+		if _, err := unix.Read(g[0], make([]byte, 1)); !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+// open must be called once.
+func (g *gate) open() { _ = unix.Close(g[1]) }
 
 func (h *hanging) Do(op atomics.Op, _ uint64, args *[atomics.MaxArgs]uint64) ([atomics.MaxValues]uint64, bool) {
 	h.touches.Add(1)
 	if h.touch.Load() {
 		h.in <- struct{}{}
 		if h.touched != nil {
-			<-h.touched
+			h.touched.wait()
 		} else {
-			<-h.released
+			h.released.wait()
 		}
 	}
 	m := [atomics.MaxValues]uint64{h.word}
@@ -377,7 +403,7 @@ func (h *hanging) Do(op atomics.Op, _ uint64, args *[atomics.MaxArgs]uint64) ([a
 func (h *hanging) PageIn(uint64) error {
 	if h.page.Load() {
 		h.in <- struct{}{}
-		<-h.released
+		h.released.wait()
 	}
 	return nil
 }
@@ -389,7 +415,7 @@ func TestMemoryOfATreeThatHangs(t *testing.T) {
 		t.Run(fmt.Sprintf("touch=%v", touch), func(t *testing.T) {
 			r := newRig(t, fault.PIO)
 			r.pages(0, 0, 2, 0, true)
-			bad := &hanging{in: make(chan struct{}, 8), released: make(chan struct{})}
+			bad := &hanging{in: make(chan struct{}, 8), released: newGate(t)}
 			good := &hanging{}
 			const other = tree + 1
 			r.on(0, func() {
@@ -429,7 +455,7 @@ func TestMemoryOfATreeThatHangs(t *testing.T) {
 			}
 			bad.touch.Store(false)
 			bad.page.Store(false)
-			close(bad.released)
+			bad.released.open()
 			var got []uint64
 			if touch {
 				_, a := f.next()
@@ -473,8 +499,8 @@ func (r *rig) plant(node int, memories []*hanging, uids ...uint32) {
 	})
 }
 
-func hangs(n int) (list []*hanging) {
-	in, released := make(chan struct{}, 128), make(chan struct{})
+func hangs(t testing.TB, n int) (list []*hanging) {
+	in, released := make(chan struct{}, 128), newGate(t)
 	for range n {
 		list = append(list, &hanging{in: in, released: released})
 	}
@@ -486,7 +512,7 @@ func hangs(n int) (list []*hanging) {
 // have no page yet.
 func TestOperationsOfOneUserThatHang(t *testing.T) {
 	r := newRig(t, fault.PIO)
-	m := hangs(3)
+	m := hangs(t, 3)
 	r.plant(0, m, 1, 1, 2)
 	m[0].page.Store(true)
 	m[1].page.Store(true)
@@ -509,7 +535,7 @@ func TestOperationsOfOneUserThatHang(t *testing.T) {
 	}
 	m[0].page.Store(false)
 	m[1].page.Store(false)
-	close(m[0].released)
+	m[0].released.open()
 	for _, f := range stuck {
 		for range device.PktzChannels {
 			switch _, a := f.next(); a.Status {
@@ -534,8 +560,8 @@ func TestOperationsOfOneUserThatHang(t *testing.T) {
 // Of touches that are ready together, none is made after one of them has slept.
 func TestTouchesThatAreReadyTogether(t *testing.T) {
 	r := newRig(t, fault.PIO)
-	m := hangs(1)
-	m[0].touched = make(chan struct{})
+	m := hangs(t, 1)
+	m[0].touched = newGate(t)
 	r.plant(0, m, 1)
 	f := r.thread(0, 0, tree)
 	m[0].page.Store(true)
@@ -547,8 +573,9 @@ func TestTouchesThatAreReadyTogether(t *testing.T) {
 	m[0].page.Store(false)
 	touches := m[0].touches.Load()
 	r.on(0, func() { // the engine takes the page-ins that end meanwhile together
-		close(m[0].released)
-		time.Sleep(20 * time.Millisecond)
+		m[0].released.open()
+		ts := unix.NsecToTimespec(int64(20 * time.Millisecond))
+		_ = unix.Nanosleep(&ts, nil) // on the thread that the supervisor looks at
 	})
 	<-m[0].in
 	for range device.PktzChannels - 1 {
@@ -559,7 +586,7 @@ func TestTouchesThatAreReadyTogether(t *testing.T) {
 	if n := m[0].touches.Load() - touches; n != 1 {
 		t.Errorf("%d touches, want the one that sleeps", n)
 	}
-	close(m[0].touched)
+	m[0].touched.open()
 	if _, a := f.next(); a.Status != atomics.OK {
 		t.Errorf("the late operation: %+v", a)
 	}

@@ -68,8 +68,9 @@ func (e *Engine) usesMapping(c *call) bool {
 }
 
 // slowDown makes the engine make a slot's calls apart for a while, and those of new attachments of
-// its user meanwhile: a new attachment gets no other lease. If it was a touch that slept, the memory
-// that the user's processes share is not touched for a while.
+// its user meanwhile: a new attachment gets no other lease. If it was a touch that slept, and did not
+// only wait for a processor, the memory that the user's processes share is not touched for a while:
+// operations on his trees fail meanwhile.
 func (e *Engine) slowDown(c *call, why string) {
 	now := e.Now()
 	for _, users := range []map[uint32]int64{e.slowUsers, e.unseenUsers} {
@@ -78,7 +79,7 @@ func (e *Engine) slowDown(c *call, why string) {
 	until := now + int64(slowTime)
 	sleeps := c.sleeper()
 	sleeps.slowUntil, sleeps.sleep = until, 0
-	if c.step == space.Mapped && (c.slot != nil || c.atomic != nil) {
+	if c.asleep && c.step == space.Mapped && (c.slot != nil || c.atomic != nil) {
 		e.leaveUnseen(c.user(), now+int64(unseenTime))
 	}
 	s := c.slot

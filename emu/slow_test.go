@@ -32,10 +32,12 @@ func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 			}
 		}).wait(t)
 	}
-	if yes, _ := slow(); yes {
+	yes, lost := slow()
+	if yes && lost == 0 {
 		t.Error("calls that take long and do not sleep have made the slot slow")
 	}
-	for round := range 3 {
+	l.on(func() { l.nodes[0].slots[0].slowUntil = l.clock.seen })
+	for round := 0; round < 3; round++ {
 		asleep := 0
 		for ; asleep < 200; asleep++ {
 			if yes, _ := slow(); yes {
@@ -43,7 +45,10 @@ func TestCallsThatSleepWithinTheirLease(t *testing.T) {
 			}
 			l.do(0, false, func() { sleepInKernel(3 * time.Millisecond) }).wait(t)
 		}
-		if yes, n := slow(); !yes || n != 0 {
+		if yes, n := slow(); n != lost && n < 20 { // the machine was so busy that a call outlasted its lease: once more
+			lost = n
+			round--
+		} else if !yes || n != lost {
 			t.Fatalf("round %d: after %d calls that sleep the slot is slow: %v; %d leases lost", round, asleep, yes, n)
 		}
 		// Quick calls do not make up for it: only time does.
@@ -180,7 +185,7 @@ func TestSlowSlotOfADriverElsewhere(t *testing.T) {
 // After a touch of shared memory that slept, memory that the user shares is not touched for much longer
 // than its calls are made apart; other calls that sleep have no such effect.
 func TestUnseenForLonger(t *testing.T) {
-	for _, touch := range []bool{false, true} {
+	for _, c := range []struct{ touch, asleep bool }{{false, true}, {true, true}, {true, false}} {
 		l := newLive(t)
 		l.attach(0, 7)
 		l.attach(1, 8)
@@ -189,17 +194,17 @@ func TestUnseenForLonger(t *testing.T) {
 			return first, other
 		}
 		l.on(func() {
-			c := &call{slot: l.nodes[0].slots[0], node: l.nodes[0]}
-			if touch {
-				c.step = space.Mapped
+			late := &call{slot: l.nodes[0].slots[0], node: l.nodes[0], asleep: c.asleep}
+			if c.touch {
+				late.step = space.Mapped
 			}
-			l.slowDown(c, "test")
+			l.slowDown(late, "test")
 		})
 		want := func(when string) {
 			t.Helper()
 			first, other := until()
-			if long := first-l.Now() > int64(slowTime); long != touch || other != 0 {
-				t.Errorf("touch %v, %s: unseen for %v, another user until %d", touch, when, time.Duration(first-l.Now()), other)
+			if long := first-l.Now() > int64(slowTime); long != (c.touch && c.asleep) || other != 0 {
+				t.Errorf("%+v, %s: unseen for %v, another user until %d", c, when, time.Duration(first-l.Now()), other)
 			}
 		}
 		want("at once")

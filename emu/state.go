@@ -129,7 +129,7 @@ func (e *Engine) freeCall(c *call) {
 	clear(c.moved[:c.count])
 	c.op, c.space, c.queue, c.bell, c.atomic, c.err, c.node, c.slot = nil, nil, nil, nil, nil, nil, nil, nil
 	c.count, c.from = 0, 0
-	c.begun, c.long, c.outside, c.late, c.refused, c.waited = false, false, false, false, false, false
+	c.begun, c.long, c.outside, c.late, c.asleep, c.refused, c.waited = false, false, false, false, false, false, false
 	e.free = append(e.free, c)
 }
 

@@ -8,7 +8,8 @@ import (
 )
 
 // own notes the calling thread for the supervisor: the runtime may move the goroutine to another
-// thread, but rarely does. It reports whether the thread is still the same.
+// thread, but rarely does. So it is noted anew once between two looks of the supervisor. own reports
+// whether the thread is still the same.
 func (e *Engine) own() bool {
 	thread := int32(unix.Gettid())
 	return e.thread.Swap(thread) == thread
@@ -24,6 +25,10 @@ func (e *Engine) perform(c *call) bool {
 			continue
 		}
 		e.current = c
+		if !e.noted.Load() {
+			e.noted.Store(true)
+			e.own()
+		}
 		held := e.lease.Add(1)
 		if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
 			e.watchdog.set(lookEvery, lookEvery)

@@ -167,6 +167,7 @@ func (e *Engine) supervise() {
 			return
 		default:
 		}
+		e.noted.Store(false)
 		v := e.lease.Load()
 		if v != seen {
 			seen, since, quiet = v, time.Now(), 0
@@ -203,13 +204,19 @@ func (e *Engine) supervise() {
 }
 
 // asleepNow reports whether the engine's thread sleeps. A thread that runs, or would if it had a
-// processor, does not wait for memory: the machine is only busy.
+// processor, does not wait for memory: the machine is only busy. The same is true if the goroutine is
+// ready and Go's scheduler has no turn for it: its thread then waits in futex(2), where memory lets no
+// thread wait.
 func (e *Engine) asleepNow() bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", e.thread.Load()))
+	thread := fmt.Sprintf("/proc/self/task/%d/", e.thread.Load())
+	b, err := os.ReadFile(thread + "stat")
 	if err != nil {
 		return true
 	}
 	// "TID (NAME) STATE ..."; NAME may contain any character (proc_pid_stat(5)).
-	i := bytes.LastIndexByte(b, ')')
-	return i < 0 || len(b) <= i+2 || b[i+2] != 'R'
+	if i := bytes.LastIndexByte(b, ')'); i >= 0 && len(b) > i+2 && b[i+2] == 'R' {
+		return false
+	}
+	where, _ := os.ReadFile(thread + "wchan") // "0" if the kernel does not tell (proc_pid_wchan(5))
+	return !bytes.HasPrefix(where, []byte("futex_"))
 }

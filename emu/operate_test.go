@@ -517,7 +517,6 @@ func TestOperationsOfOneUserThatHang(t *testing.T) {
 	m[0].page.Store(true)
 	m[1].page.Store(true)
 	g := r.thread(1, 7, tree+2)
-	busy := 0
 	var stuck []*fellow
 	for i := range 15 { // 60 operations, by two trees in turns
 		f := r.thread(i/7%2, i%7+i/14*7, uint32(tree+i%2))
@@ -533,22 +532,36 @@ func TestOperationsOfOneUserThatHang(t *testing.T) {
 	if _, a := g.next(); a.Status != atomics.OK {
 		t.Errorf("another user: %+v", a)
 	}
+	// Before one can end, each has been refused or hangs.
+	const refused = 60 - soc.InFlight/2 - 1
+	answers := 0
+	var mail attach.Mail
+	for deadline := time.Now().Add(2 * time.Minute); answers < refused; runtime.Gosched() {
+		for _, f := range stuck {
+			for ok, _ := f.port.TakeMail(&mail); ok; ok, _ = f.port.TakeMail(&mail) {
+				answers++
+				if a, err := atomics.DecodeAnswer(mail.Words[:mailbox.DecodeSource(mail.Source).Words]); err != nil || a.Status != atomics.Busy {
+					t.Errorf("while all hang: %+v, %v", a, err)
+				}
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("%d operations of a user with 60 that hang were refused", answers)
+			break
+		}
+	}
 	m[0].page.Store(false)
 	m[1].page.Store(false)
 	m[0].released.open()
-	for _, f := range stuck {
-		for range device.PktzChannels {
-			switch _, a := f.next(); a.Status {
-			case atomics.Busy:
-				busy++
-			case atomics.OK:
-			default:
-				t.Errorf("%+v", a)
+	for ; answers < 60; runtime.Gosched() {
+		for _, f := range stuck {
+			for f.port.HasMail() {
+				answers++
+				if _, a := f.next(); a.Status != atomics.Busy && a.Status != atomics.OK {
+					t.Errorf("%+v", a)
+				}
 			}
 		}
-	}
-	if busy < 60-soc.InFlight/2-1 {
-		t.Errorf("%d operations of a user with 60 that hang were refused", busy)
 	}
 	r.on(0, func() {
 		if n := r.engine.Accesses(0).LeasesLost; n != 1 {

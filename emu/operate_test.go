@@ -590,18 +590,27 @@ func TestTouchesThatAreReadyTogether(t *testing.T) {
 		ts := unix.NsecToTimespec(int64(20 * time.Millisecond))
 		_ = unix.Nanosleep(&ts, nil) // on the thread that the supervisor looks at
 	})
-	<-m[0].in
-	for range device.PktzChannels - 1 {
-		if _, a := f.next(); a.Status != atomics.NoMemory {
-			t.Errorf("%+v", a)
+	answers := 0
+	hang := func() int { return int(m[0].touches.Load() - touches) }
+	for deadline := time.Now().Add(2 * time.Minute); answers+hang() < device.PktzChannels; runtime.Gosched() {
+		for f.port.HasMail() {
+			answers++
+			if _, a := f.next(); a.Status != atomics.NoMemory {
+				t.Errorf("%+v", a)
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d answers, %d touches", answers, hang())
 		}
 	}
-	if n := m[0].touches.Load() - touches; n != 1 {
+	if n := hang(); n != 1 && n != 2 { // a second one if the machine is so busy that the first loses its lease before it sleeps
 		t.Errorf("%d touches, want the one that sleeps", n)
 	}
 	m[0].touched.open()
-	if _, a := f.next(); a.Status != atomics.OK {
-		t.Errorf("the late operation: %+v", a)
+	for ; answers < device.PktzChannels; answers++ {
+		if _, a := f.next(); a.Status != atomics.OK {
+			t.Errorf("a late operation: %+v", a)
+		}
 	}
 }
 

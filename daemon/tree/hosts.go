@@ -243,7 +243,8 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 		h.count++
 		d.asked(name, t, m, &e)
 	case Known:
-		if foreign && !t.ended && t.foreign.since(m.Number) {
+		// A token names its tree, and both stay what they are: another host's word cannot put threads into its trees.
+		if foreign && !t.ended && t.foreign.since(m.Number) && m.Token.Tree() == t.id && (!t.foreign.known || m.Token == t.token && m.UID == t.uid) {
 			t.foreign.known, t.foreign.acked = true, m.Number
 			t.uid, t.token = m.UID, m.Token
 			d.tokens[t.token] = t

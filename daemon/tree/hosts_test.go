@@ -334,6 +334,33 @@ func TestHostsLost(t *testing.T) {
 	}
 }
 
+// A host that lies about the token of its tree gets no thread that joins another one, and makes nothing grow.
+func TestHostsForgedToken(t *testing.T) {
+	c := newCluster(t, 2, 1)
+	c.settle()
+	d := c.dirs[1]
+	victim := must(t, func() (Thread, error) { return d.Begin(hostNodes, 1000) })
+	own := must(t, func() (Thread, error) { return c.dirs[0].Begin(0, 1000) })
+	if _, wait, err := d.Find(own.Protection, true); err != nil || wait == nil {
+		t.Fatal(err)
+	}
+	forged := Message{Kind: Known, Tree: own.Protection, Token: victim.Token, UID: 1000, Number: d.number}
+	d.Told(hostName(0), forged) // before the true answer
+	c.settle()
+	d.Told(hostName(0), forged)
+	for i := range byte(100) {
+		forged.Token = own.Token
+		forged.Token[9] += i + 1
+		d.Told(hostName(0), forged)
+	}
+	if th, err := d.Join(hostNodes, 1000, victim.Token); err != nil || th.Protection != victim.Protection {
+		t.Errorf("a thread joins %#x with the token of %#x: %v", uint32(th.Protection), uint32(victim.Protection), err)
+	}
+	if len(d.tokens) != 2 {
+		t.Errorf("%d tokens of two trees", len(d.tokens))
+	}
+}
+
 // TestHostsRandom runs random operations on three hosts while links are cut, messages are lost and pfds
 // restart. It checks that the tree of a thread lives as long as the tree's owner, and that no tree or
 // page is left at the end.

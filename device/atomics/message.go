@@ -12,6 +12,10 @@ const (
 	answerHeader = 1
 )
 
+// InFlight is the number of operations of a unit that have begun and have not ended, at most (defined by
+// this project).
+const InFlight = 64
+
 // The bits of the first word (docs/spec/gsas.md 3). The request's are 003 fig. 9's, and the tag is
 // defined by this project. Of the answer, number, protection ID and tag are the request's.
 //

@@ -19,7 +19,7 @@ import (
 // Values below are defined by this project.
 const (
 	// InFlight is the number of operations that have begun and have not ended.
-	InFlight = 64
+	InFlight = atomics.InFlight
 	// Keep is how long an answer is kept, at least: until there was no request of its channel from one
 	// sweep to the next but one. So a unit that was stopped for long does not forget what it has performed
 	// before it has seen what arrived meanwhile.

@@ -131,6 +131,7 @@ type node struct {
 	threads [device.Interfaces]*mail // by interface, 32..63
 	trees   map[atomics.Protection]*tree
 	places  []bool     // the DMA addresses of trees that are in use
+	calls   int        // operations that the unit has left to the driver, until their answers are written
 	answers []answer   // that wait for room in the command queue
 	tally   tally.Node // statistics of its processes' writes
 	workers [device.Slots + 1]worker

@@ -107,8 +107,13 @@ func (n *node) refused(iface, channel int) {
 // AnswerCall answers it.
 func (m *Machine) OnCall(f func(node int, c atomics.Call)) { m.onCall = f }
 
-// called passes on an operation that a unit has left to the driver.
+// called passes on an operation that a unit has left to the driver. A device that has more of them than a
+// unit can have does not keep to the protocol, and gets no answer.
 func (n *node) called(id uint32, words *[device.EntryWords]uint64) {
+	if n.calls == atomics.InFlight {
+		return
+	}
+	n.calls++
 	size := min(atomics.Op(words[0]>>56).Args()+2, len(words))
 	r, err := atomics.DecodeRequest(words[:size])
 	if err != nil || r.Op.Memory() || n.m.onCall == nil {
@@ -137,9 +142,11 @@ func (n *node) answer() {
 	l := n.link.Load()
 	for l != nil && l.rings != nil && len(n.answers) > 0 && l.rings.Answer(n.answers[0].id, uint8(n.answers[0].status), n.answers[0].value) {
 		n.answers = n.answers[1:]
+		n.calls--
 	}
 	switch {
 	case l == nil || l.rings == nil || len(n.answers) == 0 || !l.rings.On() && l.rings.left == 0:
+		n.calls -= len(n.answers)
 		n.answers = nil
 	default:
 		time.AfterFunc(answerPause, func() { n.m.loop.Post(n.answer) })

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,12 +22,11 @@ import (
 
 // Values below are defined by this project.
 const (
-	// dialTime bounds a dial, in which attempts of at most attemptTime follow each other, attemptPause
-	// apart: TCP itself sends its first packet again only after a second, and a cable that is back is to
-	// be noticed sooner. pfd asks for another dial.
+	// dialTime bounds a dial, in which an attempt begins after each attemptPause beside those before: TCP
+	// itself sends its first packet again only after a second, and a cable that is back is to be noticed
+	// sooner. pfd asks for another dial.
 	dialTime     = time.Second
-	attemptTime  = 300 * time.Millisecond
-	attemptPause = 20 * time.Millisecond
+	attemptPause = 40 * time.Millisecond
 	// acceptsPerSecond is how many connections of one address are accepted in a second: a host that
 	// dials again needs two each 100 ms. maxAddresses bounds the addresses that are counted.
 	acceptsPerSecond = 64
@@ -115,20 +115,45 @@ func peerOf(c net.Conn) netip.Addr {
 
 // dial connects to a host within dialTime.
 func dial(ctx context.Context, address, own string, udp bool) (net.Conn, error) {
+	var attempts sync.WaitGroup
+	defer attempts.Wait()
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	for why := error(nil); ; {
+	type result struct {
+		c   net.Conn
+		err error
+	}
+	results := make(chan result)
+	begin := func() {
 		c, err := attempt(ctx, address, own, udp)
-		if err == nil {
-			return c, nil
-		}
-		if why == nil || !errors.Is(err, os.ErrDeadlineExceeded) { // a time-out says least
-			why = err
-		}
 		select {
+		case results <- result{c, err}:
 		case <-ctx.Done():
+			if c != nil {
+				_ = c.Close() // nothing was written to it
+			}
+		}
+	}
+	pause := time.NewTicker(attemptPause)
+	defer pause.Stop()
+	attempts.Go(begin)
+	for why := error(nil); ; {
+		select {
+		case r := <-results:
+			if r.err == nil {
+				return r.c, nil
+			}
+			var late net.Error
+			if why == nil || !errors.As(r.err, &late) || !late.Timeout() { // a time-out says least
+				why = r.err
+			}
+		case <-pause.C:
+			attempts.Go(begin)
+		case <-ctx.Done():
+			if why == nil {
+				why = fmt.Errorf("dial %s: no answer in %v", address, dialTime)
+			}
 			return nil, why
-		case <-time.After(attemptPause):
 		}
 	}
 }
@@ -136,7 +161,7 @@ func dial(ctx context.Context, address, own string, udp bool) (net.Conn, error) 
 // attempt tries to connect to a host. A UDP socket has the address of this host, own, as its source: the
 // peer's is connected to it.
 func attempt(ctx context.Context, address, own string, udp bool) (net.Conn, error) {
-	d := net.Dialer{Timeout: attemptTime}
+	var d net.Dialer
 	if !udp {
 		c, err := d.DialContext(ctx, "tcp", address)
 		if err == nil {

@@ -214,6 +214,6 @@ func serve(ctx context.Context, o *options, level slog.Level, set *settings, std
 	if err != nil {
 		return err
 	}
-	s := &server{o: o, log: log, settings: set, states: map[string]string{}, dials: map[handover.Want]int{}}
+	s := &server{o: o, log: log, settings: set, states: map[string]string{}, dials: map[handover.Want]int{}, more: map[handover.Want]bool{}}
 	return s.run(ctx, l, hup)
 }

@@ -24,7 +24,7 @@ const (
 	againFirst = 50 * time.Millisecond
 	againMost  = time.Second
 	// dialsPerHost is how many dials of one host and kind may be in progress: a link has two
-	// connections. Further wants are ignored; pfd repeats them.
+	// connections. Of further wants one is served after them.
 	dialsPerHost = 2
 )
 
@@ -36,7 +36,8 @@ type server struct {
 
 	pfd    *handover.Conn // nil: not connected
 	states map[string]string
-	dials  map[handover.Want]int // in progress
+	dials  map[handover.Want]int  // in progress
+	more   map[handover.Want]bool // wanted while as many as may be are in progress
 }
 
 // fromPFD is a new connection to pfd, a message from it, or its end.
@@ -62,6 +63,21 @@ func (s *server) run(ctx context.Context, l net.Listener, hup <-chan os.Signal) 
 	defer stop()
 	context.AfterFunc(ctx, func() { _ = l.Close() }) // ends accept; nothing is lost
 	accepted, events, results := make(chan net.Conn), make(chan fromPFD), make(chan dialed)
+	begin := func(pfd *handover.Conn, w handover.Want) {
+		address, own := s.addressOf(w), s.self.Address
+		s.dials[w]++
+		all.Go(func() {
+			r := dialed{pfd: pfd, want: w}
+			r.conn, r.err = dial(ctx, address, own, w.UDP)
+			select {
+			case results <- r:
+			case <-ctx.Done():
+				if r.conn != nil {
+					_ = r.conn.Close() // nothing was written to it
+				}
+			}
+		})
+	}
 	trusted := s.file.TrustedNetwork() // after a change of it exanet-hostd must be restarted
 	all.Go(func() { s.accept(ctx, l, trusted, accepted) })
 	all.Go(func() { s.connect(ctx, events) })
@@ -86,22 +102,9 @@ func (s *server) run(ctx context.Context, l net.Listener, hup <-chan os.Signal) 
 		case c := <-accepted:
 			s.give(&handover.Socket{}, c)
 		case e := <-events:
-			s.handle(e, func(w handover.Want) {
-				address, udp, own := s.addressOf(w), w.UDP, s.self.Address
-				all.Go(func() {
-					r := dialed{pfd: e.conn, want: w}
-					r.conn, r.err = dial(ctx, address, own, udp)
-					select {
-					case results <- r:
-					case <-ctx.Done():
-						if r.conn != nil {
-							_ = r.conn.Close() // nothing was written to it
-						}
-					}
-				})
-			})
+			s.handle(e, begin)
 		case r := <-results:
-			s.finish(r)
+			s.finish(r, begin)
 		}
 	}
 }
@@ -141,7 +144,7 @@ func (s *server) reload(l net.Listener) {
 }
 
 // handle handles an event of the connection to pfd. It calls dial for a host that pfd wants.
-func (s *server) handle(e fromPFD, dial func(handover.Want)) {
+func (s *server) handle(e fromPFD, dial func(*handover.Conn, handover.Want)) {
 	switch {
 	case e.m == nil && e.err == nil:
 		pid, uid := e.conn.Peer()
@@ -159,8 +162,9 @@ func (s *server) handle(e fromPFD, dial func(handover.Want)) {
 		if s.addressOf(w) == "" {
 			s.answer(&handover.Message{Failed: &handover.Failed{Host: w.Host, UDP: w.UDP, Text: "no other host of this name is in the list of exanet-hostd"}})
 		} else if s.dials[w] < dialsPerHost {
-			s.dials[w]++
-			dial(w)
+			dial(e.conn, w)
+		} else {
+			s.more[w] = true
 		}
 	case e.m.Refused != nil:
 		s.log.Error("pfd refuses the list of hosts: its flags or its pfd.toml contradict it", "file", s.o.file, "err", e.m.Refused.Text)
@@ -183,11 +187,14 @@ func (s *server) addressOf(w handover.Want) string {
 	return ""
 }
 
-// finish hands a dialed socket to the pfd that wanted it.
-func (s *server) finish(r dialed) {
+// finish hands a dialed socket to the pfd that wanted it. After a failure it calls dial if pfd has wanted
+// more meanwhile.
+func (s *server) finish(r dialed, dial func(*handover.Conn, handover.Want)) {
 	if s.dials[r.want]--; s.dials[r.want] == 0 {
 		delete(s.dials, r.want)
 	}
+	more := s.more[r.want]
+	delete(s.more, r.want)
 	if r.pfd != s.pfd {
 		if r.conn != nil {
 			_ = r.conn.Close() // nothing was written to it
@@ -198,6 +205,9 @@ func (s *server) finish(r dialed) {
 		s.log.Debug("dial", "host", r.want.Host, "err", r.err)
 		text := r.err.Error()
 		s.answer(&handover.Message{Failed: &handover.Failed{Host: r.want.Host, UDP: r.want.UDP, Text: text[:min(len(text), handover.MaxText)]}})
+		if more && s.addressOf(r.want) != "" {
+			dial(r.pfd, r.want)
+		}
 		return
 	}
 	s.give(&handover.Socket{Dialed: r.want.Host, UDP: r.want.UDP}, r.conn)

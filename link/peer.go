@@ -108,7 +108,7 @@ func (p *peer) note(err error) {
 	p.err, p.errAt = text, time.Now()
 	p.mu.Unlock()
 	level := slog.LevelWarn
-	if known || errors.Is(err, errStopped) || errors.Is(err, net.ErrClosed) {
+	if known || errors.Is(err, errStopped) || errors.Is(err, errAnswers) || errors.Is(err, net.ErrClosed) {
 		level = slog.LevelDebug
 	}
 	p.l.log.Log(context.Background(), level, "link", "host", p.host.Name, "error", text)
@@ -118,7 +118,7 @@ func (p *peer) note(err error) {
 func (p *peer) claim() (number uint64, class int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.dials || p.up || time.Now().Before(p.cutUntil) {
+	if !p.dials || p.answered() || time.Now().Before(p.cutUntil) {
 		return 0, 0, false
 	}
 	for class, open := range p.open {
@@ -128,6 +128,35 @@ func (p *peer) claim() (number uint64, class int, ok bool) {
 		}
 	}
 	return 0, 0, false
+}
+
+// answered reports whether the link is up and not silent: no other one is needed. The caller has the
+// lock.
+func (p *peer) answered() bool { return p.up && !p.ready.silent.Load() }
+
+// needless returns why a connection that was dialed is not needed, nil if it is.
+func (p *peer) needless() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.answered() {
+		return errAnswers
+	}
+	return nil
+}
+
+// replace dials a new link beside one that is silent: TCP sends again after ever longer times, and so
+// notices late that a cable is back.
+func (p *peer) replace(begins bool) {
+	if !p.dials {
+		return
+	}
+	if begins {
+		p.redial()
+	}
+	tcp, _ := p.lacking()
+	for range tcp {
+		p.l.want(Want{Host: p.host.Name})
+	}
 }
 
 // release returns a place.
@@ -453,7 +482,8 @@ var (
 	errStopped  = errors.New("pfd stops")
 	errCut      = errors.New("cut by a command")
 	errMoved    = errors.New("the host has another address in the table")
-	errReplaced = errors.New("the other side has dialed a new link")
+	errReplaced = errors.New("a new link has been dialed")
+	errAnswers  = errors.New("the link answers again: no other connection is needed")
 	errWorn     = errors.New("the connections need new keys")
 	errSilent   = errors.New("nothing arrives")
 )
@@ -514,7 +544,9 @@ func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
 	if p.l.cfg.Changed != nil && s.watched {
 		p.l.cfg.Changed(p.host.Name, false)
 	}
-	p.redial()
+	if next == nil || !p.dials {
+		p.redial()
+	}
 	return next, err
 }
 
@@ -613,9 +645,13 @@ func (v *vigil) look() bool {
 	}
 	v.sent = sent
 	v.looks++
-	if silent := v.owed >= silentLooks; silent != p.ready.silent.Load() {
-		p.ready.silent.Store(silent)
+	silent := v.owed >= silentLooks
+	begins := silent && !p.ready.silent.Load()
+	if silent != p.ready.silent.Swap(silent) {
 		p.report()
+	}
+	if silent {
+		p.replace(begins)
 	}
 	return true
 }

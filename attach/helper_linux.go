@@ -100,22 +100,26 @@ func (c *Conn) startHelper(_ HelperRequest, fds Descriptors) error {
 		return err
 	}
 	var files []*os.File
-	for _, fd := range []int{int(null.Fd()), int(null.Fd()), int(null.Fd()), fds[1], fds[2], fds[3], self, c.lent.PIDFD(), fds[0]} {
-		// Above the helper's own numbers, so that no duplicate occupies one of them.
-		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, HelperKeeper+1)
+	// Above the helper's own numbers, so that no duplicate occupies one of them. The program is below the
+	// others: os.StartProcess uses numbers above the highest of Files for itself.
+	least := HelperKeeper + 1
+	for _, fd := range []int{fds[0], int(null.Fd()), int(null.Fd()), int(null.Fd()), fds[1], fds[2], fds[3], self, c.lent.PIDFD()} {
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, least)
 		if err != nil {
 			return os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
 		}
 		f := os.NewFile(uintptr(dup), "helper")
 		defer f.Close()
+		if len(files) == 0 {
+			least = dup + 1
+		}
 		files = append(files, f)
 	}
-	last := len(files) - 1
 	// A separate process group, so that a terminal's signals do not reach it. Not a separate
 	// session: where the scheduler groups by sessions (autogroup), a helper beside a busy session
 	// would wait for that session's share.
-	p, err := os.StartProcess("/proc/self/fd/"+strconv.Itoa(int(files[last].Fd())), []string{"pfd", HelperCommand},
-		&os.ProcAttr{Dir: "/", Env: []string{}, Files: files[:last], Sys: &syscall.SysProcAttr{Setpgid: true}})
+	p, err := os.StartProcess("/proc/self/fd/"+strconv.Itoa(int(files[0].Fd())), []string{"pfd", HelperCommand},
+		&os.ProcAttr{Dir: "/", Env: []string{}, Files: files[1:], Sys: &syscall.SysProcAttr{Setpgid: true}})
 	if err != nil {
 		return fmt.Errorf("start pfd's program: %w", err)
 	}

@@ -17,6 +17,7 @@ import (
 const (
 	beatLooks   = 7  // from one heartbeat of an idle connection to the next
 	silentLooks = 3  // without a byte and with an unanswered heartbeat: the link is not ready
+	redialLooks = 5  // the same: a new link is dialed
 	deadLooks   = 20 // without a byte: the link ends
 )
 
@@ -146,11 +147,11 @@ func (p *peer) needless() error {
 
 // replace dials a new link beside one that is silent: TCP sends again after ever longer times, and so
 // notices late that a cable is back.
-func (p *peer) replace(begins bool) {
-	if !p.dials {
+func (p *peer) replace(looks int) {
+	if looks < redialLooks || !p.dials {
 		return
 	}
-	if begins {
+	if looks == redialLooks {
 		p.redial()
 	}
 	tcp, _ := p.lacking()
@@ -645,14 +646,10 @@ func (v *vigil) look() bool {
 	}
 	v.sent = sent
 	v.looks++
-	silent := v.owed >= silentLooks
-	begins := silent && !p.ready.silent.Load()
-	if silent != p.ready.silent.Swap(silent) {
+	if silent := v.owed >= silentLooks; silent != p.ready.silent.Swap(silent) {
 		p.report()
 	}
-	if silent {
-		p.replace(begins)
-	}
+	p.replace(v.owed)
 	return true
 }
 

@@ -199,6 +199,9 @@ func (a *obedient) attach(o attachOrder) (*rdma.Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	if far := os.Getenv(farEnv); far != "" && o.Node == 1 {
+		o.Socket = far
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	return rdma.Attach(ctx, rdma.Options{

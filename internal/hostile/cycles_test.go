@@ -212,7 +212,7 @@ func transfersEndWhereTheyWereNamed(t *testing.T, w *world, cycles int, limit ti
 		t.Fatal(err)
 	}
 	// While pfd has not noticed the end of a killed target, the next one gets another PDID.
-	at.Node, at.All = 1, true
+	at.Socket, at.Node, at.All = w.socketOf(1), 1, true
 
 	ctx, stop := context.WithCancel(t.Context())
 	var writers sync.WaitGroup

@@ -89,11 +89,12 @@ var alone = map[string]string{
 	"TestLingering":                      "the same",
 	"TestTableLargerThanMemory":          "the limit is of pfd's memory; a device elsewhere has its own",
 	"TestLogFlood":                       "of pfd's log alone",
+	"TestBetweenHosts":                   "links are of nodes inside pfd",
 }
 
 // Each test runs with all devices of the table, or is listed in alone.
 func TestEachTestHasItsDevices(t *testing.T) {
-	rest := maps.Clone(alone)
+	rest, onOne := maps.Clone(alone), maps.Clone(onOneHost)
 	files, err := filepath.Glob("*_test.go")
 	if err != nil {
 		t.Fatal(err)
@@ -122,8 +123,13 @@ func TestEachTestHasItsDevices(t *testing.T) {
 				t.Errorf("%s: it runs with all devices: %v; the reason why it does not: %q", fn.Name.Name, all, why)
 			}
 			delete(rest, fn.Name.Name)
+			if _, also := betweenHosts[fn.Name.Name]; all && also == (onOneHost[fn.Name.Name] != "") {
+				t.Errorf("%s: it runs between hosts: %v; the reason why it does not: %q", fn.Name.Name, also, onOneHost[fn.Name.Name])
+			}
+			delete(onOne, fn.Name.Name)
 		}
 	}
+	maps.Copy(rest, onOne)
 	for name := range rest {
 		t.Errorf("%s does not exist", name)
 	}

@@ -29,6 +29,9 @@ type pair struct{ from, to *proxy }
 func (w *world) pair(method, policy string) pair {
 	w.t.Helper()
 	group := fmt.Sprintf("pair%d", time.Now().UnixNano())
+	if w.far != nil {
+		group = "pair" // with a PDID that both hosts know
+	}
 	return pair{
 		w.attach("initiator", attachOrder{Group: group, Method: method, Policy: policy}),
 		w.attach("target", attachOrder{Group: group, Method: method, Policy: policy, Node: 1}),

@@ -28,7 +28,7 @@ func newVictims(t *testing.T, w *world) *victims {
 	t.Helper()
 	v := &victims{t: t}
 	for i := range v.threads {
-		ep, err := rdma.Attach(w.ctx(), rdma.Options{Socket: w.socket(), Node: device.NodeID(i), Group: "victims", Threads: true})
+		ep, err := rdma.Attach(w.ctx(), rdma.Options{Socket: w.socketOf(device.NodeID(i)), Node: device.NodeID(i), Group: "victims", Threads: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// nobodyUID is another user.
+const nobodyUID = 65534
+
 // patience limits every wait; only a hang reaches it.
 const patience = 20 * time.Second
 

@@ -75,8 +75,7 @@ func eachMethod(t *testing.T, w *world) {
 		for _, method := range methods {
 			t.Run(method+"/another user", func(t *testing.T) {
 				w.during(t)
-				const uid = 65534
-				a := attachOrder{Group: "another", Method: method, Policy: "p4", UID: uid}
+				a := attachOrder{Group: "another", Method: method, Policy: "p4", UID: nobodyUID}
 				from := w.attach("initiator", a)
 				a.Node = 1
 				to := w.attach("target", a)

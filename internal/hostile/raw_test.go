@@ -28,7 +28,7 @@ type raw struct {
 }
 
 func (w *world) greet(h attach.Hello) (*raw, error) {
-	c, err := attach.Dial(w.ctx(), control.AttachSocket(w.socket()))
+	c, err := attach.Dial(w.ctx(), control.AttachSocket(w.socketOf(h.Node)))
 	if err != nil {
 		return nil, err
 	}

@@ -36,6 +36,7 @@ type world struct {
 	*control.Client
 	credential *syscall.Credential // of pfd, nil this test's
 	shared     bool                // the device sees what processes share alone
+	far        *world              // has node 1, if that is another host
 }
 
 // syncBuffer keeps what a process says.
@@ -267,6 +268,9 @@ func (w *world) spawnBy(args []string, name string, uid uint32, files []*os.File
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = w.dir
 	cmd.Env = append(append(os.Environ(), agentEnv+"=1", "GORACE=atexit_sleep_ms=0"), env...)
+	if w.far != nil {
+		cmd.Env = append(cmd.Env, farEnv+"="+w.far.socket())
+	}
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: w.namespaces}

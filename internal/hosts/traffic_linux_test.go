@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
@@ -84,7 +85,7 @@ func (f *flow) check(what string, t *rdma.Transfer, err error, ctx context.Conte
 // the first error.
 func load(t *testing.T, flows ...*flow) (stop func()) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithCancel(t.Context())
 	var ending atomic.Bool
 	var workers sync.WaitGroup
 	for _, f := range flows {
@@ -103,7 +104,9 @@ func load(t *testing.T, flows ...*flow) (stop func()) {
 	}
 	return sync.OnceFunc(func() {
 		ending.Store(true)
+		late := time.AfterFunc(patience, cancel)
 		workers.Wait()
+		late.Stop()
 		cancel()
 	})
 }

@@ -1,0 +1,194 @@
+package hostile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/device"
+	files "github.com/exanet/pfd/link/hosts"
+)
+
+// farEnv names the socket of the pfd that has node 1 to an agent.
+const farEnv = "PFD_HOSTILE_FAR"
+
+// socketOf returns the socket of the pfd that has a node.
+func (w *world) socketOf(node device.NodeID) string {
+	if w.far != nil && node == 1 {
+		return w.far.socket()
+	}
+	return w.socket()
+}
+
+// Counters returns the counters of a node, or of all.
+func (w *world) Counters(ctx context.Context, node int) ([]control.Counter, error) {
+	return ofNode(w, node, func(c *control.Client) ([]control.Counter, error) { return c.Counters(ctx, node) })
+}
+
+// Domains returns the domains of a node, or of all.
+func (w *world) Domains(ctx context.Context, node int) ([]control.Domain, error) {
+	return ofNode(w, node, func(c *control.Client) ([]control.Domain, error) { return c.Domains(ctx, node) })
+}
+
+// ofNode asks the pfd that has a node, or all.
+func ofNode[T any](w *world, node int, ask func(*control.Client) ([]T, error)) ([]T, error) {
+	switch {
+	case w.far == nil || node == 0:
+		return ask(w.Client)
+	case node == 1:
+		return ask(w.far.Client)
+	}
+	near, err1 := ask(w.Client)
+	far, err2 := ask(w.far.Client)
+	return append(near, far...), errors.Join(err1, err2)
+}
+
+var hostdProgram = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(work, "exanet-hostd")
+	cmd := exec.Command("go", "build", "-C", "../../hostd", "-buildvcs=false", "-o", path, ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build exanet-hostd: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// clusters counts the clusters of this process, of which each has addresses of its own.
+var clusters atomic.Uint32
+
+// startHosts starts two pfds of a node each, with a link between them.
+func startHosts(t *testing.T, args ...string) *world {
+	t.Helper()
+	program, err := hostdProgram()
+	if err != nil {
+		t.Fatal(err)
+	}
+	etc := filepath.Join(t.TempDir(), "etc")
+	n := uint32(os.Getpid())<<5 + clusters.Add(1)
+	var list []files.New
+	for i, name := range []string{"a", "b"} {
+		list = append(list, files.New{Name: name, Address: fmt.Sprintf("127.%d.%d.%d:9480", n>>8&0xff, n&0xff, i+1), Nodes: 1})
+	}
+	if _, err := files.Init(etc, "hostile", list, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	// A group has the same PDID on both hosts.
+	var groups []byte
+	for i, name := range []string{
+		"bystander", "liar", "stranger", "raw", "readers", "deaf", "victims", "flood", "guest", "open", "pair", "plain", "victim", "slow", "again", "rung", "served", "cycles",
+	} {
+		groups = fmt.Appendf(groups, "%d %s %#x\n", os.Getuid(), name, 0x1000+16*i)
+	}
+	groups = fmt.Appendf(groups, "%d another 0x2000\n", nobodyUID)
+	path := filepath.Join(filepath.Dir(etc), "groups")
+	if err := os.WriteFile(path, groups, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var both [2]*world
+	for i, h := range list {
+		both[i] = start(t, slices.Concat([]string{"--nodes", "1", "--config", filepath.Join(etc, h.Name+".pfd.toml"), "--groups", path}, args)...)
+		hostd := exec.Command(program, "--hosts", filepath.Join(etc, files.FileName), "--name", h.Name, "--pfd", both[i].socket(), "--listen", h.Address)
+		hostd.Stderr = both[i].stderr
+		hostd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := hostd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = hostd.Process.Signal(syscall.SIGTERM)
+			_ = hostd.Wait() // its end by the signal
+		})
+	}
+	w := both[0]
+	w.far = both[1]
+	for i, from := range both {
+		from.until("the link is up", func() bool {
+			r, err := from.Hosts(from.ctx())
+			return err == nil && slices.ContainsFunc(r.Hosts, func(h control.Host) bool { return h.Name == list[1-i].Name && h.State == control.HostUp })
+		})
+	}
+	return w
+}
+
+// betweenHosts are the tests that also run with node 1 on another host.
+var betweenHosts = map[string]struct {
+	f     func(*testing.T, *world)
+	args  string
+	short bool // also in make test
+}{
+	"TestBystander":                         {f: bystands},
+	"TestForgedMessages":                    {f: forgedMessages, short: true},
+	"TestWildDescriptors":                   {f: wildDescriptors, short: true},
+	"TestDescriptorChangedAfterTheDoorbell": {f: descriptorChanged},
+	"TestDescriptorsTurnedAgainstPfd":       {f: turnedAgainstPfd},
+	"TestBadReads":                          {f: badReads, args: "--guard-us 1000000", short: true},
+	"TestErrorsOfReads":                     {f: errorsOfReads},
+	"TestKilledInMidTransfer":               {f: killedInMidTransfer},
+	"TestStoppedInMidTransfer":              {f: stoppedInMidTransfer},
+	"TestMemoryThatChangesInMidTransfer":    {f: memoryChanges},
+	"TestNetlinkSocketThatIsNotRead":        {f: netlinkNotRead, args: "--guard-us 2000"},
+	"TestForgedRequests":                    {f: forgedRequests, short: true},
+	"TestForgedTokens":                      {f: forgedTokens},
+	"TestFloodOfRequests":                   {f: floodOfRequests},
+	"TestNothingIsPinned":                   {f: nothingIsPinned},
+	"TestMessageFlood":                      {f: floodMessages, short: true},
+	"TestMethods":                           {f: eachMethod},
+	"TestPrefetch":                          {f: prefetch},
+	"TestLargeTransfers":                    {f: largeTransfers},
+	"TestForgedRegistrations":               {f: forgedRegistrations},
+	"TestArmAbused":                         {f: armAbused},
+	"TestRingSocketAbused":                  {f: ringSocketAbused},
+	"TestRingsRefused":                      {f: ringsRefused},
+	"TestRingsWithoutDescriptors":           {f: ringsWithoutDescriptors},
+	"TestWindowFlood":                       {f: floodWindows},
+	"TestWindowsEndWithTheirProcess":        {f: endWindows, short: true},
+	"TestForgedFaultMessage":                {f: forgedFaultMessage},
+	"TestWordsOfServedFaults":               {f: wordsOfServedFaults, args: "--guard-us 2000 --timeout-us 2000"},
+	"TestTransfersEndWhereTheyWereNamed":    {f: func(t *testing.T, w *world) { transfersEndWhereTheyWereNamed(t, w, 1<<31, 5*time.Second) }},
+	"TestTreeWhoseFileIsHeld":               {f: treeWhoseFileIsHeld},
+}
+
+// onOneHost are the tests that run with all devices but not between hosts, with the reason.
+var onOneHost = map[string]string{
+	"TestErrorsOfProcesses":             "each case has a pfd of its own; what is another node's: TestErrorsOfReads",
+	"TestFolios":                        "how a pfd pages in does not depend on where a block comes from",
+	"TestFoliosThatChangeInMidTransfer": "the same",
+	"TestSwappedMemory":                 "the same",
+	"TestArmSwappedOut":                 "the same",
+	"TestOtherPIDNamespace":             "the same",
+	"TestOtherUsersWithoutPrivilege":    "the same",
+	"TestWithoutPrivilege":              "the same",
+	"TestForkedChildLivesOn":            "a process and its own pfd",
+	"TestExecEndsTheAttachment":         "the same",
+	"TestStoppedTarget":                 "each method has a pfd of its own; targets are also stopped by TestStoppedInMidTransfer",
+	"TestSlotsRunOut":                   "what is taken is one pfd's",
+	"TestManyConnections":               "the same",
+	"TestDescriptorsRunOut":             "the same",
+	"TestRingFlood":                     "the same",
+	"TestHolesInSharedMemory":           "the same",
+	"TestEverySystemCallFailsOnce":      "the calls are one pfd's",
+	"TestPfdKilled":                     "internal/hosts has a test of this name",
+	"TestPfdKilledAtEachCall":           "the same",
+	"TestPfdKilledAtEachCallOfATree":    "TestTreeOfAKilledPfd of internal/hosts",
+}
+
+// Attackers and victims on two hosts: what holds between two nodes of a pfd holds between two hosts.
+func TestBetweenHosts(t *testing.T) {
+	for name, c := range betweenHosts {
+		t.Run(name, func(t *testing.T) {
+			if !c.short && os.Getenv("PFD_HOSTS") == "" {
+				t.Skip("part of make hosts")
+			}
+			c.f(t, startHosts(t, strings.Fields(c.args)...))
+		})
+	}
+}

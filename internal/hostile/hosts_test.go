@@ -121,26 +121,25 @@ func startHosts(t *testing.T, args ...string) *world {
 
 // betweenHosts are the tests that also run with node 1 on another host.
 var betweenHosts = map[string]struct {
-	f     func(*testing.T, *world)
-	args  string
-	short bool // also in make test
+	f    func(*testing.T, *world)
+	args string
 }{
 	"TestBystander":                         {f: bystands},
-	"TestForgedMessages":                    {f: forgedMessages, short: true},
-	"TestWildDescriptors":                   {f: wildDescriptors, short: true},
+	"TestForgedMessages":                    {f: forgedMessages},
+	"TestWildDescriptors":                   {f: wildDescriptors},
 	"TestDescriptorChangedAfterTheDoorbell": {f: descriptorChanged},
 	"TestDescriptorsTurnedAgainstPfd":       {f: turnedAgainstPfd},
-	"TestBadReads":                          {f: badReads, args: "--guard-us 1000000", short: true},
+	"TestBadReads":                          {f: badReads, args: "--guard-us 1000000"},
 	"TestErrorsOfReads":                     {f: errorsOfReads},
 	"TestKilledInMidTransfer":               {f: killedInMidTransfer},
 	"TestStoppedInMidTransfer":              {f: stoppedInMidTransfer},
 	"TestMemoryThatChangesInMidTransfer":    {f: memoryChanges},
 	"TestNetlinkSocketThatIsNotRead":        {f: netlinkNotRead, args: "--guard-us 2000"},
-	"TestForgedRequests":                    {f: forgedRequests, short: true},
+	"TestForgedRequests":                    {f: forgedRequests},
 	"TestForgedTokens":                      {f: forgedTokens},
 	"TestFloodOfRequests":                   {f: floodOfRequests},
 	"TestNothingIsPinned":                   {f: nothingIsPinned},
-	"TestMessageFlood":                      {f: floodMessages, short: true},
+	"TestMessageFlood":                      {f: floodMessages},
 	"TestMethods":                           {f: eachMethod},
 	"TestPrefetch":                          {f: prefetch},
 	"TestLargeTransfers":                    {f: largeTransfers},
@@ -150,7 +149,7 @@ var betweenHosts = map[string]struct {
 	"TestRingsRefused":                      {f: ringsRefused},
 	"TestRingsWithoutDescriptors":           {f: ringsWithoutDescriptors},
 	"TestWindowFlood":                       {f: floodWindows},
-	"TestWindowsEndWithTheirProcess":        {f: endWindows, short: true},
+	"TestWindowsEndWithTheirProcess":        {f: endWindows},
 	"TestForgedFaultMessage":                {f: forgedFaultMessage},
 	"TestWordsOfServedFaults":               {f: wordsOfServedFaults, args: "--guard-us 2000 --timeout-us 2000"},
 	"TestTransfersEndWhereTheyWereNamed":    {f: func(t *testing.T, w *world) { transfersEndWhereTheyWereNamed(t, w, 1<<31, 5*time.Second) }},
@@ -183,11 +182,11 @@ var onOneHost = map[string]string{
 
 // Attackers and victims on two hosts: what holds between two nodes of a pfd holds between two hosts.
 func TestBetweenHosts(t *testing.T) {
+	if os.Getenv("PFD_HOSTS") == "" {
+		t.Skip("part of make hosts (PFD_HOSTS=1)")
+	}
 	for name, c := range betweenHosts {
 		t.Run(name, func(t *testing.T) {
-			if !c.short && os.Getenv("PFD_HOSTS") == "" {
-				t.Skip("part of make hosts")
-			}
 			c.f(t, startHosts(t, strings.Fields(c.args)...))
 		})
 	}

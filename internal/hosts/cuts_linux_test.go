@@ -13,10 +13,8 @@ import (
 // Cuts of a cable for up to a second under load, each followed by transfers in both directions: no
 // transfer fails and no byte is wrong. The times in which transfers complete again are reported.
 func TestShortCuts(t *testing.T) {
-	meshes, cuts := 1, 2
-	if isLong() {
-		meshes, cuts = 4, 250
-	}
+	long(t)
+	const meshes, cuts = 4, 250
 	for i := range meshes {
 		t.Run(fmt.Sprint("mesh ", i), func(t *testing.T) {
 			t.Parallel()

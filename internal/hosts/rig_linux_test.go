@@ -37,6 +37,14 @@ const (
 // isLong reports whether the tests run their long forms (make hosts).
 func isLong() bool { return os.Getenv("PFD_HOSTS") != "" }
 
+// long skips a test that has only a long form.
+func long(t *testing.T) {
+	t.Helper()
+	if !isLong() {
+		t.Skip("part of make hosts (PFD_HOSTS=1)")
+	}
+}
+
 var bin string // directory of the programs
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }

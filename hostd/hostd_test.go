@@ -301,7 +301,7 @@ func TestSockets(t *testing.T) {
 	for name, c := range map[string]net.Conn{"accepted": in, "dialed": out} {
 		for _, o := range [][3]int{
 			{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 5000}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3},
+			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 5000}, {unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, 128 << 10}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3},
 		} {
 			err := sockets.Control(c.(*net.TCPConn), func(fd int) error {
 				if got, err := unix.GetsockoptInt(fd, o[0], o[1]); err != nil || got != o[2] {

@@ -32,6 +32,9 @@ const (
 	acceptsPerSecond = 64
 	maxAddresses     = 4096
 	acceptPause      = 100 * time.Millisecond // after an error
+	// unsentMost bounds what waits in a socket, in bytes: pfd's queue of the link waits instead, whose length pfd
+	// knows. With megabytes in the kernel a slow link takes longer than the time-out of a block, and each goes twice.
+	unsentMost = 128 << 10
 )
 
 // trusts reports whether exanet-hostd, of user euid, hands the key of its host to user uid, who serves
@@ -193,6 +196,7 @@ func tune(c net.Conn) {
 	}
 	_ = sockets.Control(tc, func(fd int) error {
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(handover.DeadTime.Milliseconds()))
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentMost)
 		// Retransmit at a steady pace at first, and not at twice the time after each: so a connection
 		// goes on soon after a cable is back.
 		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)

@@ -27,12 +27,12 @@ void deliver(void *arg, const struct exanet_message *m)
 static struct sent *sent_as(struct streams *s, int which, uint32_t number) { return &s->sent[which][number % SENT]; }
 
 /* take_refusal takes the refusal of a message of this process. */
-static void take_refusal(struct streams *s, int which, int64_t now, uint32_t number)
+static void take_refusal(struct streams *s, int which, int64_t now, uint32_t number, uint32_t node)
 {
 	const struct sent *t = sent_as(s, which, number);
 	struct end *e = host_end(&s->host, t->id);
-	if (t->number != number || !e)
-		return;
+	if (t->number != number || !e || e->peer.node != node)
+		return;	/* any node can send a refusal */
 	if (!which)
 		end_short_refused(e, now, t->n);
 	else if (end_dials(e))
@@ -50,7 +50,7 @@ void receive_messages(struct streams *s)
 			const struct peer from = { .node = m.node, .interface = m.interface, .pdid = m.pdid };
 			store32(&b->head, b->head + 1);
 			if (!m.count)
-				take_refusal(s, which, now(), m.number);
+				take_refusal(s, which, now(), m.number, m.node);
 			else if (which)
 				host_connection(&s->host, now(), &from, m.words, m.count);
 			else

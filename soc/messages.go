@@ -220,7 +220,8 @@ func (n *Node) deliver(f *wire.Frame) bool {
 		}
 	case m >= device.MailboxProcess && m < device.MailboxThread && f.SrcInterface < device.MailboxThread:
 		slot := n.admitted(m, f)
-		if slot >= 0 && f.SrcPDID == 0 && op == mailbox.OpAck && !n.answered(slot, m, f) {
+		// An R5 answers reads that are open. It refuses nothing by a message: refusalArrived makes those.
+		if slot >= 0 && f.SrcPDID == 0 && (op == mailbox.OpRefused || op == mailbox.OpAck && !n.answered(slot, m, f)) {
 			n.counts[device.MsgDropped]++
 			return true
 		}

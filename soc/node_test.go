@@ -203,6 +203,7 @@ func TestMailboxRights(t *testing.T) {
 		{"process's mailbox, own domain", 1, 20, ownPDID, 18, 42, true, device.RXPackets},
 		{"process's mailbox, admitted domain", 1, 20, peerPDID, 18, 42, true, device.RXPackets},
 		{"process's mailbox, an R5", 1, 0, 0, 18, 42, true, device.RXPackets},
+		{"process's mailbox, a forged refusal", 1, 0, 0, 18, mailbox.Refusal{Number: 7}.Encode(), true, device.MsgDropped},
 		{"process's mailbox, a pfd", 1, 15, device.PDIDDriver, 18, 42, false, device.MboxRefused},
 		{"process's mailbox, a domain that is not admitted", 1, 20, strange, 18, 42, false, device.MboxRefused},
 		{"mailbox without a domain", 1, 20, ownPDID, 19, 42, false, device.MboxRefused},

@@ -5,6 +5,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/exanet/pfd/mailbox"
+	"github.com/exanet/pfd/rdma"
 )
 
 // idlePair is an open connection of two hosts, without programs.
@@ -179,6 +182,21 @@ func TestDialTimes(t *testing.T) {
 	w.hosts[0].step()
 	if w.hosts[0].put0 != 1 || w.hosts[0].lost != 0 {
 		t.Error("the memory of a refused dial is not used again")
+	}
+}
+
+// Any node can send a refusal, so only those of the node to which a message went count.
+func TestForgedRefusal(t *testing.T) {
+	w := newWorld(t, 4)
+	a, err := w.hosts[0].h.dial(0, 1, 17, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stack{h: w.hosts[0].h, began: time.Now()}
+	*s.sentAs(mailbox.KindConnection, 7) = sentMessage{number: 7, id: a.id}
+	s.message(mailbox.KindConnection, &rdma.Message{Node: 2, Refused: 7})
+	if a.refusals != 0 {
+		t.Error("a refusal of another node counts")
 	}
 }
 

@@ -154,8 +154,8 @@ func (s *stack) message(k mailbox.Kind, m *rdma.Message) {
 	case m.Refused != 0:
 		t := s.sentAs(k, m.Refused)
 		e := s.h.ends[t.id]
-		if t.number != m.Refused || e == nil {
-			return
+		if t.number != m.Refused || e == nil || e.peer.node != m.Node {
+			return // any node can send a refusal
 		}
 		if k == mailbox.KindStream {
 			e.shortRefused(now, t.n)

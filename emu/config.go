@@ -86,6 +86,8 @@ type Carrier interface {
 	// Send sends a frame to a node of another host. It copies what it keeps: the frame remains the
 	// caller's. A frame for a link that is down is dropped.
 	Send(f *wire.Frame)
+	// Flush is called after one or more calls of Send: what they took is to leave now.
+	Flush()
 }
 
 // Limits and defaults of an engine. Values below are defined by this project.

@@ -60,6 +60,7 @@ func (e *Engine) receive(f *wire.Frame) {
 	}
 	if e.cfg.Carrier != nil {
 		e.cfg.Carrier.Send(f)
+		e.sent = true
 	}
 	e.pool.Put(f)
 }

@@ -10,13 +10,19 @@ import (
 // are the engine's until it calls done on the owning goroutine; done must not block, and is not called
 // if the engine has ended. The caller must have checked that the frames come from the nodes that they
 // name. Frames that no sender makes are dropped. Any goroutine.
-func (e *Engine) Arrive(frames []*wire.Frame, done func()) {
-	e.loop.Post(func() {
+//
+// If the engine sleeps, the caller does its work, which saves the time to wake it. Memory of a process may
+// block the caller then: as soon as that is found, left is called on another goroutine, and Arrive returns
+// false when the memory answers. Otherwise it returns true soon.
+func (e *Engine) Arrive(frames []*wire.Frame, done, left func()) bool {
+	e.loop.Leave(func() {
+		e.linked = e.clock.seen
 		for _, f := range frames {
 			e.admit(f)
 		}
 		done()
 	})
+	return e.visit(left)
 }
 
 // admit copies a frame of another host and passes it to its node. Fields that are used as indices must be

@@ -60,6 +60,13 @@ func newCable() *cable {
 	return c
 }
 
+func (e *end) Flush() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
 func (e *end) Reaches(id device.NodeID) bool { return int(id) == 1-e.self }
 
 func (e *end) Send(f *wire.Frame) {
@@ -76,10 +83,6 @@ func (e *end) Send(f *wire.Frame) {
 	if len(e.waiting) >= c.most && !e.full {
 		e.full = true
 		e.engine.LinkReady(f.DstNode, f.DstNode, false)
-	}
-	select {
-	case e.wake <- struct{}{}:
-	default:
 	}
 }
 
@@ -105,7 +108,9 @@ func (e *end) carry(ended <-chan struct{}) {
 		}
 		c.mu.Unlock()
 		if len(frames) > 0 {
-			to.Arrive(frames, func() { done <- struct{}{} })
+			if !to.Arrive(frames, func() { done <- struct{}{} }, func() { c.wg.Go(func() { e.carry(ended) }) }) {
+				return // the frames are still the engine's
+			}
 			select {
 			case <-done:
 			case <-stopped:
@@ -293,7 +298,7 @@ func (c *cable) join(t testing.TB) {
 // arrive passes frames to a host, and returns when it has taken them.
 func arrive(e *emu.Engine, frames []*wire.Frame) {
 	done := make(chan struct{})
-	e.Arrive(frames, func() { close(done) })
+	e.Arrive(frames, func() { close(done) }, nil)
 	<-done
 }
 
@@ -532,5 +537,43 @@ func TestWrittenOnce(t *testing.T) {
 	c.set(true)
 	if v := b.sides[0].wait(t, 1); v != device.DoneCompleted || !bytes.Equal(dst, next) {
 		t.Errorf("done %d; the memory is as it was: %v", v, bytes.Equal(dst, next))
+	}
+}
+
+// Memory of a process of the other host hangs while a frame is written there, perhaps on the goroutine that
+// brought the frame. Other frames arrive nevertheless.
+func TestHangingMemoryStopsNoCarrier(t *testing.T) {
+	c := newCable()
+	a, b := rigAt(t, c, 0), rigAt(t, c, 1)
+	c.join(t)
+	hung := &stuck{Memory: b.process, release: newGate(t)}
+	p, side := a.sides[0], b.sides[0]
+	b.on(0, func() {
+		b.engine.Detach(0, side.domain.Slot)
+		if err := b.engine.Attach(0, side.domain.Slot, &emu.Attachment{Pages: side.pages, Wake: side.mem.WakeFD(), Space: space.NewDirect(hung, gup.New(b.process))}); err != nil {
+			t.Error(err)
+		}
+	})
+	src, dst := suite.Map(t, 4096), suite.Map(t, 4096)
+	for i := range src {
+		src[i] = byte(i * 7)
+	}
+	copy(dst, src) // present
+	d := a.to(b, src, dst)
+	hung.hang.Store(true)
+	p.ring(0, d)
+	for hung.calls.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	wrong := d
+	wrong.DstGeneration++
+	p.ring(1, wrong)
+	if done := p.wait(t, 1); done != device.DoneFailed {
+		t.Errorf("a transfer to a former life of the domain: done %d", done)
+	}
+	hung.hang.Store(false)
+	hung.release.open()
+	if done := p.wait(t, 0); done != device.DoneCompleted {
+		t.Errorf("the transfer to the memory that hung: done %d", done)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/exanet/pfd/internal/owner"
@@ -21,6 +22,10 @@ func (e *Engine) run(late *call) {
 		e.overtaken(late)
 		if e.borrowed {
 			// The blocked goroutine is a borrower: the engine goroutine sleeps.
+			if e.left != nil {
+				e.left()
+				e.left = nil
+			}
 			e.repay()
 			return
 		}
@@ -31,6 +36,7 @@ func (e *Engine) run(late *call) {
 		if !ok {
 			return
 		}
+		e.flush()
 		if e.stop {
 			e.end()
 			return
@@ -46,7 +52,7 @@ func (e *Engine) run(late *call) {
 		// The kernel may put a process that was woken on this processor.
 		asked := e.nudge(now) > 0 || e.struck
 		e.struck = false
-		sleep := p.Idle(now, asked, e.yield) || woke && !asked
+		sleep := p.Idle(now, asked, e.yield) || woke && !asked || e.frugal(now)
 		if sleep || now-p.Since() >= showAfter {
 			e.showTrace(now)
 		}
@@ -122,30 +128,76 @@ func (e *Engine) Lend(f func()) bool {
 		return false
 	default:
 	}
-	e.borrowed = true
-	e.own()
-	e.clock.slept(e.Now(), e.until)
+	e.borrow(nil)
 	f()
 	e.repay()
 	return true
 }
 
-// repay does the work that there is and returns the engine. If a call outlasts its lease meanwhile,
-// the engine has another owner, which repays.
-func (e *Engine) repay() {
-	for {
-		busy, ok := e.pass()
-		if !ok {
-			return
+// borrow makes the caller, who has locked held, the owner in place of the engine goroutine, which sleeps.
+// left is called if the caller is found blocked; nil: nothing is.
+func (e *Engine) borrow(left func()) {
+	e.borrowed, e.left = true, left
+	e.own()
+	e.clock.slept(e.Now(), e.until)
+}
+
+// visit does the work that there is on the caller's goroutine if the engine sleeps, and otherwise sees to it
+// that the engine does it. It does not wait for the engine, but a process's memory may block it, as it
+// may the engine goroutine: when that is found, left is called on another goroutine, and visit returns
+// false in the end.
+func (e *Engine) visit(left func()) bool {
+	if !e.started.Load() || !e.held.TryLock() {
+		e.loop.Wake()
+		return true
+	}
+	select {
+	case <-e.loop.Done():
+		e.held.Unlock()
+		return true
+	default:
+	}
+	e.borrow(left)
+	return e.repay()
+}
+
+// flush sees to it that the frames leave that were sent to other hosts.
+func (e *Engine) flush() {
+	if e.sent {
+		e.sent, e.linked = false, e.clock.seen
+		e.cfg.Carrier.Flush()
+		e.own() // the runtime may have moved the goroutine
+	}
+}
+
+// The engine does not poll for linkedTime after the last frame from or to another host on a machine with
+// fewer than spinProcessors. The processes at both ends, both engines and the links' goroutines need
+// processors: the engine would take one from what it waits for. Values are defined by this project.
+const (
+	linkedTime     = int64(time.Millisecond)
+	spinProcessors = 4
+)
+
+// frugal reports whether the engine should sleep at once when it has no work.
+func (e *Engine) frugal(now int64) bool {
+	return e.linked > 0 && now-e.linked < linkedTime && runtime.NumCPU() < spinProcessors
+}
+
+// repay does the work that there is, the most of it if there is much, and returns the engine. If a call outlasts its lease meanwhile,
+// the engine has another owner, which repays: then repay returns false.
+func (e *Engine) repay() bool {
+	busy := true
+	for n := 0; busy && n < mostPasses; n++ {
+		var ok bool
+		if busy, ok = e.pass(); !ok {
+			return false
 		}
-		if !busy {
-			break
-		}
+		e.flush()
 	}
 	e.showTrace(math.MaxInt64 / 2)
 	e.borrowed = false
 	// The engine goroutine sleeps until the deadline that was the next one when it fell asleep.
-	wake := e.stop || e.nudge(e.Now()) > 0
+	wake := busy || e.stop || e.nudge(e.Now()) > 0
 	for _, n := range e.nodes {
 		wake = wake || n.due < e.until
 	}
@@ -154,7 +206,11 @@ func (e *Engine) repay() {
 		e.loop.Wake()
 	}
 	e.held.Unlock()
+	return true
 }
+
+// mostPasses is how many passes a borrower makes at most. Defined by this project.
+const mostPasses = 8
 
 // supervise checks the current call every few milliseconds. A call that sleeps is charged to its slot;
 // one that outlasts its lease is left behind. It parks when there are no calls, so an idle machine

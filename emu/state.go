@@ -43,6 +43,8 @@ type Engine struct {
 	vectors     bool // some node has pending vectors
 	struck      bool // a process was woken since the engine last had no work
 	stop        bool
+	linked      int64 // in the time of Now: when a frame came from another host or went there
+	sent        bool  // frames to other hosts that wait for Flush
 
 	apart   apart
 	threads *threads.Budget
@@ -67,8 +69,9 @@ type Engine struct {
 	// held is locked by the owner of the engine: its goroutine or, while that sleeps, a borrower
 	// (Lend). It is fair: a borrower that returns at once waits for the others.
 	held     turnstile.Lock
-	borrowed bool  // the owner is a borrower
-	until    int64 // when the engine goroutine wakes by itself, in the machines' time
+	borrowed bool   // the owner is a borrower
+	left     func() // is called if the borrower is found blocked; nil: nothing is
+	until    int64  // when the engine goroutine wakes by itself, in the machines' time
 
 	started   atomic.Bool
 	closeOnce sync.Once

@@ -18,7 +18,7 @@ type quick struct {
 	come   chan struct{}
 }
 
-func (q *quick) Arrive(frames []*wire.Frame, done func()) {
+func (q *quick) Arrive(frames []*wire.Frame, done, _ func()) bool {
 	n := 0
 	for _, f := range frames {
 		n += len(f.Payload)
@@ -32,6 +32,7 @@ func (q *quick) Arrive(frames []*wire.Frame, done func()) {
 	case q.come <- struct{}{}:
 	default:
 	}
+	return true
 }
 
 func (q *quick) Drain(first, last device.NodeID, on bool) {}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net"
 	"sync"
+	"syscall"
 )
 
 // Sizes of the buffers below TLS (defined by this project), and the header of a TLS record, whose
@@ -27,6 +28,8 @@ type framed struct {
 	mu      sync.Mutex // the reader of a tls.Conn writes, too: alerts
 	collect bool       // Write keeps the bytes until flush
 	out     []byte
+	raw     syscall.RawConn // nil: bytes leave by Conn.Write only
+	attempt func(fd uintptr) bool
 }
 
 // Read implements net.Conn. It is called on one goroutine at a time.
@@ -102,6 +105,28 @@ func (c *framed) gather() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.collect = true
+	if s, ok := c.Conn.(syscall.Conn); ok {
+		c.raw, _ = s.SyscallConn() // nil if the connection is closed
+	}
+	// Another process has the socket, too, and may have made it blocking.
+	c.attempt = func(fd uintptr) bool {
+		n, err := syscall.SendmsgN(int(fd), c.out, nil, nil, syscall.MSG_DONTWAIT)
+		if err == nil {
+			c.out = c.out[:copy(c.out, c.out[n:])]
+		}
+		return true
+	}
+}
+
+// try writes the bytes that were kept as far as the socket takes them without waiting, and reports
+// whether that is all of them. An error is left to flush.
+func (c *framed) try() (all bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.raw != nil && len(c.out) > 0 {
+		_ = c.raw.Write(c.attempt)
+	}
+	return len(c.out) == 0
 }
 
 // flush writes the bytes that were kept.

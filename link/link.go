@@ -51,8 +51,9 @@ var (
 type Sink interface {
 	// Arrive takes a batch of frames. The frames and their payloads are the sink's until it calls
 	// done, which it must do once, on any goroutine. done does not block. Arrive is called on the
-	// goroutine that reads the connection.
-	Arrive(frames []*wire.Frame, done func())
+	// goroutine that reads the connection. It returns true without waiting; or it has called left once, on
+	// another goroutine, which goes on reading in place of the caller, and returns false at any time.
+	Arrive(frames []*wire.Frame, done, left func()) bool
 	// LinkReady says that the nodes first to last can, or cannot, be sent frames now. It is called
 	// with false for a new host, with true when a link comes up, with false before anything of a
 	// link is lost, and with false and true when the queue of a link becomes full and is half empty.
@@ -117,6 +118,7 @@ type Links struct {
 	wants  chan Want
 	sink   Sink                    // set by Run
 	routes atomic.Pointer[[]*peer] // by their nodes, which do not overlap
+	sent   []*peer                 // what Send has sent to and Flush has not; Send's and Flush's
 	now    atomic.Pointer[view]    // the table in use
 	wg     sync.WaitGroup
 
@@ -374,7 +376,20 @@ func (l *Links) Reaches(id device.NodeID) bool { return l.route(id) != nil }
 func (l *Links) Send(f *wire.Frame) {
 	if p := l.route(f.DstNode); p != nil {
 		p.send(f)
+		if !slices.Contains(l.sent, p) {
+			l.sent = append(l.sent, p)
+		}
 	}
+}
+
+// Flush sees to it that the frames leave that were sent since the last call. It does not wait. It
+// belongs to Send's goroutine.
+func (l *Links) Flush() {
+	for i, p := range l.sent {
+		p.flush()
+		l.sent[i] = nil
+	}
+	l.sent = l.sent[:0]
 }
 
 // Info returns the state of all links, in the order of their nodes.

@@ -2,6 +2,7 @@ package link
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 
 	"github.com/exanet/pfd/device"
@@ -79,4 +80,71 @@ func TestFramesArrive(t *testing.T) {
 			t.Errorf("%+v", i)
 		}
 	}
+}
+
+// TestFlush: flush writes a small content itself. The writer writes the rest of it, and all that comes meanwhile.
+func TestFlush(t *testing.T) {
+	q := newQueue(bulkSize)
+	var written []int
+	all := true
+	q.begin(func(b []byte) (bool, error) {
+		written = append(written, len(b))
+		return all, nil
+	})
+	f := block(0, 2, 1000, 1)
+	size := frameSize(f)
+	add := func() {
+		q.frame(f)
+		q.flush()
+	}
+	add()
+	q.frame(f)
+	add()
+	if want := []int{size, 2 * size}; !slices.Equal(written, want) || q.bytes != 0 {
+		t.Fatalf("flush has written %v, want %v; %d bytes are left", written, want, q.bytes)
+	}
+	all = false
+	add() // some of it is left
+	add()
+	if list, open := q.take(nil); !open || len(list) != 1 || len(list[0]) != size || len(written) != 3 {
+		t.Fatalf("the writer gets %d chunks, open %v; flush has written %v", len(list), open, written)
+	}
+	all = true
+	add() // the writer writes
+	if len(written) != 3 {
+		t.Fatal("flush writes beside the writer")
+	}
+	if list, _ := q.take(nil); len(list) != 1 {
+		t.Fatalf("the writer gets %d chunks, want 1", len(list))
+	}
+	q.end()
+	add()
+	if len(written) != 3 || q.dropped != 1 {
+		t.Errorf("a queue that is closed has written %d times and dropped %d frames", len(written), q.dropped)
+	}
+}
+
+// The sink keeps a reader: another goroutine reads on, and the session's end does not wait for the first one.
+func TestReaderLeftBehind(t *testing.T) {
+	r := newRig(t, 2, true)
+	a, b := r.two()
+	kept := make(chan struct{})
+	defer close(kept)
+	b.mu.Lock()
+	b.block = kept
+	b.mu.Unlock()
+	for n := range 5 {
+		a.Send(block(0, 2, 500, byte(n)))
+	}
+	for n := range 5 {
+		g := b.await(t, "frame", func(g got) bool { return g.frame != nil })
+		if !same(block(0, 2, 500, byte(n)), g.frame) {
+			t.Fatalf("frame %d is another one", n)
+		}
+	}
+	if err := a.Cut(a.Info()[0].Host, 0); err != nil {
+		t.Fatal(err)
+	}
+	a.awaitReady(t, false)
+	a.awaitReady(t, true)
 }

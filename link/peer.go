@@ -13,14 +13,6 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// Numbers of looks at a session, one each Timing.Heartbeat (spec/hosts.md 1).
-const (
-	beatLooks   = 7  // from one heartbeat of an idle connection to the next
-	silentLooks = 3  // without a byte and with an unanswered heartbeat: the link is not ready
-	redialLooks = 5  // the same: a new link is dialed
-	deadLooks   = 20 // without a byte: the link ends
-)
-
 // peer is the link to one other host of the table. Its goroutine, run, makes sessions of the
 // connections that arrive, one after the other.
 type peer struct {
@@ -341,6 +333,16 @@ func (p *peer) send(f *wire.Frame) {
 	}
 }
 
+// flush sees to it that the frames leave that were sent.
+func (p *peer) flush() {
+	for _, q := range p.queues {
+		q.flush()
+	}
+	if p.udp != nil {
+		p.udp.flush()
+	}
+}
+
 // run is the peer's goroutine.
 func (p *peer) run() {
 	defer close(p.ended)
@@ -497,7 +499,11 @@ func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
 		done: make(chan struct{}), started: time.Now(),
 	}
 	for class, q := range p.queues {
-		q.begin()
+		var direct func([]byte) (bool, error)
+		if conns[class].framed != nil {
+			direct = conns[class].try
+		}
+		q.begin(direct)
 		s.before[class] = q.total()
 	}
 	if p.udp != nil {
@@ -514,8 +520,9 @@ func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
 		}
 		for class, c := range conns {
 			r := &reader{s: s, c: c, free: make(chan *batch, maxBatches)}
+			r.left = func() { go s.do(r.run) }
 			s.spawn(r.run)
-			s.spawn(func() error { return s.send(p.queues[class], c.write) })
+			s.spawn(func() error { return s.send(p.queues[class], c.write, c.flush) })
 		}
 		next, err = s.watch()
 	}
@@ -595,75 +602,6 @@ func (s *session) watch() (next *conn, err error) {
 			}
 		}
 	}
-}
-
-// vigil watches the liveness of a session. It counts looks and not times, so that a process that was
-// stopped does not end its own links.
-type vigil struct {
-	s     *session
-	looks int
-	seen  [classes]uint64 // octets at the last look
-	quiet [classes]int    // looks since then
-	sent  uint64          // frames at the last look
-	moved uint64          // frames sent and received at the last regular heartbeat
-	owed  int             // looks since the heartbeat that is unanswered, and since the last byte
-}
-
-// look returns false if the session is dead.
-func (v *vigil) look() bool {
-	p := v.s.p
-	for class, c := range v.s.conns {
-		// Only a reader that waits for bytes can miss them.
-		if n := c.octets.Load(); n != v.seen[class] || !c.reading.Load() {
-			v.seen[class], v.quiet[class] = n, 0
-		} else {
-			v.quiet[class]++
-		}
-	}
-	if max(v.quiet[classHigh], v.quiet[classBulk]) >= deadLooks {
-		return false
-	}
-	if v.owed++; !v.s.unanswered.Load() || v.quiet[classHigh] == 0 {
-		v.owed = 0
-	}
-	sent := p.sent()
-	regular := v.looks%beatLooks == 0
-	if regular {
-		moved := sent + p.framesIn.Load()
-		for _, c := range v.s.conns {
-			c.idle.Store(moved == v.moved)
-		}
-		v.moved = moved
-	}
-	if regular || sent != v.sent && !v.s.unanswered.Load() {
-		v.s.beat(classHigh)
-	}
-	if regular {
-		v.s.beat(classBulk)
-		for _, q := range p.queues {
-			q.trim()
-		}
-	}
-	v.sent = sent
-	v.looks++
-	if silent := v.owed >= silentLooks; silent != p.ready.silent.Swap(silent) {
-		p.report()
-	}
-	p.replace(v.owed)
-	return true
-}
-
-// sent returns the number of frames that were queued.
-func (p *peer) sent() uint64 {
-	n := uint64(0)
-	for _, q := range []*queue{p.queues[classHigh], p.queues[classBulk], p.udp} {
-		if q != nil {
-			q.mu.Lock()
-			n += q.frames
-			q.mu.Unlock()
-		}
-	}
-	return n
 }
 
 // tellDrain tells the sink of Drain, and asks it whether transfers are under way.

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/exanet/pfd/soc/wire"
@@ -27,8 +28,13 @@ type queue struct {
 	limit  int                               // of a datagram
 	chunks [][]byte                          // those that wait; the last is being filled
 	free   [][]byte
-	bytes  int // in chunks, and in the writer's hands
-	full   bool
+	// direct writes a chunk without waiting, and returns false if some of it is left, which the writer
+	// must flush; nil: the writer writes all.
+	direct  func([]byte) (all bool, err error)
+	writing bool // the writer has chunks
+	rest    bool // direct has left something
+	bytes   int  // in chunks, and in the writer's hands
+	full    bool
 
 	frames, octets, dropped uint64 // accepted frames and bytes; frames that were refused
 }
@@ -75,7 +81,7 @@ func (q *queue) frame(f *wire.Frame) put {
 		*c = appendFrame(*c, f, size)
 	}
 	q.frames++
-	return q.added(size)
+	return q.added(size, q.bytes > chunkSize)
 }
 
 // control adds another record.
@@ -91,7 +97,7 @@ func (q *queue) control(kind int, content []byte) put {
 	}
 	c := q.room(size)
 	*c = appendControl(*c, kind, content)
-	return q.added(size)
+	return q.added(size, true)
 }
 
 // room returns the chunk that has room for n more bytes.
@@ -119,11 +125,13 @@ func (q *queue) room(n int) *[]byte {
 	return &q.chunks[len(q.chunks)-1]
 }
 
-// added accounts for n bytes and wakes the writer.
-func (q *queue) added(n int) put {
+// added accounts for n bytes. The writer is woken if that does not wait for flush.
+func (q *queue) added(n int, wake bool) put {
 	q.bytes += n
 	q.octets += uint64(n)
-	q.filled.Signal()
+	if wake {
+		q.filled.Signal()
+	}
 	if q.bytes >= q.size && !q.full {
 		q.full = true
 		return putFull
@@ -131,21 +139,43 @@ func (q *queue) added(n int) put {
 	return putDone
 }
 
-// take waits for chunks and takes all of them into list. It returns an empty list when the queue is
-// closed.
-func (q *queue) take(list [][]byte) [][]byte {
+// flush sees to it that the frames leave that were added. It writes a small content itself: waking the
+// writer takes longer.
+func (q *queue) flush() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.open && len(q.chunks) == 0 {
+	for q.direct != nil && !q.writing && !q.rest && len(q.chunks) > 0 && q.bytes <= chunkSize {
+		all, err := q.direct(q.chunks[0])
+		if q.rest = !all; err != nil {
+			break // the writer finds it, too
+		}
+		q.put(q.chunks[0])
+		q.chunks = slices.Delete(q.chunks, 0, 1)
+	}
+	q.filled.Signal() // it sleeps on if nothing is left
+}
+
+// take waits for chunks and takes all of them into list. It returns false when the queue is closed.
+func (q *queue) take(list [][]byte) ([][]byte, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.writing = false
+	for q.open && len(q.chunks) == 0 && !q.rest {
 		q.filled.Wait()
 	}
-	if !q.open {
-		return list[:0]
-	}
+	q.writing, q.rest = true, false
 	list = append(list[:0], q.chunks...)
 	clear(q.chunks)
 	q.chunks = q.chunks[:0]
-	return list
+	return list, q.open
+}
+
+// put takes a chunk that has been written.
+func (q *queue) put(c []byte) {
+	q.bytes -= len(c)
+	if len(q.free) < keepChunk && cap(c) <= chunkSize {
+		q.free = append(q.free, c[:0])
+	}
 }
 
 // written returns a chunk that the writer has written. It reports whether a queue that was full is
@@ -153,10 +183,7 @@ func (q *queue) take(list [][]byte) [][]byte {
 func (q *queue) written(c []byte) (ready bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.bytes -= len(c)
-	if len(q.free) < keepChunk && cap(c) <= chunkSize {
-		q.free = append(q.free, c[:0])
-	}
+	q.put(c)
 	if q.full && q.bytes <= q.size/2 {
 		q.full = false
 		return true
@@ -172,10 +199,10 @@ func (q *queue) total() uint64 {
 }
 
 // begin opens the queue for a link.
-func (q *queue) begin() {
+func (q *queue) begin(direct func([]byte) (bool, error)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.open, q.full, q.bytes = true, false, 0
+	q.open, q.full, q.bytes, q.direct, q.rest = true, false, 0, direct, false
 }
 
 // end closes the queue and drops what it has. The writer ends.
@@ -184,7 +211,7 @@ func (q *queue) end() {
 	defer q.mu.Unlock()
 	q.open = false
 	clear(q.chunks)
-	q.chunks, q.free = q.chunks[:0], nil
+	q.chunks, q.free, q.direct = q.chunks[:0], nil, nil
 	q.filled.Broadcast()
 }
 

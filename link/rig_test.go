@@ -103,7 +103,8 @@ type host struct {
 	hold     bool          // Arrive keeps batches in held
 	held     []func()
 	underway int
-	silent   bool // frames are not remembered
+	silent   bool          // frames are not remembered
+	block    chan struct{} // the next Arrive is left behind until this is closed
 	frames   int
 }
 
@@ -117,10 +118,17 @@ func (h *host) add(g got) {
 	}
 }
 
-func (h *host) Arrive(frames []*wire.Frame, done func()) {
+// Send sends a frame at once.
+func (h *host) Send(f *wire.Frame) {
+	h.Links.Send(f)
+	h.Flush()
+}
+
+func (h *host) Arrive(frames []*wire.Frame, done, left func()) bool {
 	h.mu.Lock()
 	h.frames += len(frames)
-	silent, hold := h.silent, h.hold
+	silent, hold, block := h.silent, h.hold, h.block
+	h.block = nil
 	if hold {
 		h.held = append(h.held, done)
 	}
@@ -135,6 +143,12 @@ func (h *host) Arrive(frames []*wire.Frame, done func()) {
 	if !hold {
 		done()
 	}
+	if block != nil {
+		left()
+		<-block
+		return false
+	}
+	return true
 }
 
 func (h *host) LinkReady(first, last device.NodeID, ready bool) {

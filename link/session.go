@@ -101,10 +101,23 @@ func (c *conn) write(b []byte) error {
 	if _, err := c.stream.Write(b); err != nil {
 		return err
 	}
+	return c.flush()
+}
+
+// flush writes what try has left.
+func (c *conn) flush() error {
 	if c.framed != nil {
 		return c.framed.flush()
 	}
 	return nil
+}
+
+// try writes b without waiting. It returns false if some of it waits for flush.
+func (c *conn) try(b []byte) (all bool, err error) {
+	if _, err := c.stream.Write(b); err != nil { // to framed, which keeps it
+		return false, err
+	}
+	return c.framed.try(), nil
 }
 
 // exporter returns the TLS state that keys can be exported from, nil without TLS.
@@ -143,21 +156,34 @@ func (s *session) fail(err error) {
 // spawn starts f, whose error ends the session.
 func (s *session) spawn(f func() error) {
 	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		if err := f(); err != nil {
-			s.fail(err)
-		}
-	}()
+	go s.do(f)
 }
 
+// do runs f. If it returns errLeft, another goroutine does f in its place.
+func (s *session) do(f func() error) {
+	err := f()
+	if errors.Is(err, errLeft) {
+		return
+	}
+	if err != nil {
+		s.fail(err)
+	}
+	s.wg.Done()
+}
+
+// errLeft means that a reader goes on on another goroutine.
+var errLeft = errors.New("left behind")
+
 // send writes what a queue has until the queue ends.
-func (s *session) send(q *queue, write func([]byte) error) error {
+func (s *session) send(q *queue, write func([]byte) error, flush func() error) error {
 	var list [][]byte
 	for {
-		list = q.take(list)
-		if len(list) == 0 {
+		var open bool
+		if list, open = q.take(list); !open {
 			return nil
+		}
+		if err := flush(); err != nil {
+			return fmt.Errorf("writing: %w", err)
 		}
 		for i, chunk := range list {
 			list[i] = nil
@@ -208,6 +234,9 @@ type reader struct {
 	free  chan *batch
 	made  int
 	large bool
+	rest  []byte // at the end of the batch before, which only the reader writes
+	err   error  // ends the reader
+	left  func() // goes on reading on another goroutine
 }
 
 // takeBatch takes a batch that the sink has returned to free. Without one it makes one, or, if all have
@@ -250,13 +279,15 @@ func (r *reader) batch() *batch {
 
 // run reads until the connection or the session ends.
 func (r *reader) run() error {
-	var rest []byte // at the end of the batch before, which only this goroutine writes
 	for {
+		if r.err != nil {
+			return r.reason()
+		}
 		b := r.batch()
 		if b == nil {
 			return nil
 		}
-		b.end = copy(b.buf, rest)
+		b.end = copy(b.buf, r.rest)
 		start, err := r.parse(b, 0)
 		for err == nil && (b.n == 0 || r.c.more() && b.end < len(b.buf) && b.n < batchFrames) {
 			if b.n == 0 && start > 0 {
@@ -276,24 +307,28 @@ func (r *reader) run() error {
 				err = bad
 			}
 		}
-		rest = b.buf[start:b.end]
-		if b.n > 0 {
-			r.s.p.framesIn.Add(uint64(b.n))
-			r.s.sink.Arrive(b.frames[:b.n], b.done)
-		} else {
+		r.rest, r.err = b.buf[start:b.end], err
+		if b.n == 0 {
 			b.done()
+			continue
 		}
-		switch {
-		case err == nil:
-		case errors.Is(err, errRecord):
-			r.s.p.bad.Add(1)
-			return err
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return fmt.Errorf("host %s closed the connection", r.s.p.host.Name)
-		default:
-			return fmt.Errorf("reading: %w", err)
+		r.s.p.framesIn.Add(uint64(b.n))
+		if !r.s.sink.Arrive(b.frames[:b.n], b.done, r.left) {
+			return errLeft
 		}
 	}
+}
+
+// reason explains why the reader ends.
+func (r *reader) reason() error {
+	switch {
+	case errors.Is(r.err, errRecord):
+		r.s.p.bad.Add(1)
+		return r.err
+	case errors.Is(r.err, io.EOF), errors.Is(r.err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("host %s closed the connection", r.s.p.host.Name)
+	}
+	return fmt.Errorf("reading: %w", r.err)
 }
 
 // shrink frees the buffers of an idle connection, but for a small one.

@@ -46,7 +46,7 @@ func (s *session) datagrams() error {
 		limit -= seal.Overhead()
 	}
 	q := p.udp
-	q.begin()
+	q.begin(nil)
 	q.mu.Lock()
 	q.limit = limit
 	q.mu.Unlock()
@@ -66,10 +66,11 @@ func (s *session) datagrams() error {
 				return err
 			}
 			return nil // as if lost
-		})
+		}, func() error { return nil })
 	})
 	r := &datagramReader{s: s, socket: socket, open: open, free: make(chan *batch, maxBatches)}
 	r.collector = wire.NewCollector(&r.pool)
+	r.left = func() { go s.do(r.run) }
 	s.spawn(r.run)
 	return nil
 }
@@ -166,6 +167,7 @@ type datagramReader struct {
 	collector *wire.Collector
 	free      chan *batch
 	made      int
+	left      func() // goes on reading on another goroutine
 }
 
 func (r *datagramReader) run() error {
@@ -208,7 +210,9 @@ func (r *datagramReader) run() error {
 		}
 		r.s.p.framesIn.Add(uint64(len(b.frames)))
 		r.s.p.octetsIn.Add(uint64(octets))
-		r.s.sink.Arrive(b.frames, b.done)
+		if !r.s.sink.Arrive(b.frames, b.done, r.left) {
+			return errLeft
+		}
 	}
 }
 

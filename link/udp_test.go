@@ -181,7 +181,7 @@ func TestDatagramsFitTheMTU(t *testing.T) {
 	q := newQueue(bulkSize)
 	q.cut = cutFrame
 	q.limit = leastMTU - ipUDP - 16
-	q.begin()
+	q.begin(nil)
 	if q.frame(block(0, 2, 16384, 1)) != putDone || q.frame(&wire.Frame{Header: wire.Header{Kind: wire.Ack, DstNode: device.NodeID(2)}}) != putDone {
 		t.Fatal("not taken")
 	}

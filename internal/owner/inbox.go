@@ -56,9 +56,20 @@ func (in *inbox[M]) Send(m M) { in.add(item[M]{m: m}) }
 func (in *inbox[M]) add(it item[M]) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	in.leave(it)
+	in.wake()
+}
+
+// Leave is Post, but does not wake the owner: the caller must call Wake, or do the owner's work.
+func (in *inbox[M]) Leave(f func()) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.leave(item[M]{f: f})
+}
+
+func (in *inbox[M]) leave(it item[M]) {
 	in.list = append(in.list, it)
 	in.some.Store(true)
-	in.wake()
 }
 
 // Wake wakes the owner. Any goroutine may call it.

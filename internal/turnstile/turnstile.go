@@ -13,3 +13,13 @@ func New() Lock { return make(Lock, 1) }
 // receive hands the free place to the first of them.
 func (l Lock) Lock()   { l <- struct{}{} }
 func (l Lock) Unlock() { <-l }
+
+// TryLock locks l if nobody holds it, and reports whether it did.
+func (l Lock) TryLock() bool {
+	select {
+	case l <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}

@@ -36,3 +36,14 @@ func TestLockInTurn(t *testing.T) {
 		}
 	})
 }
+
+func TestTryLock(t *testing.T) {
+	l := New()
+	if !l.TryLock() || l.TryLock() {
+		t.Fatal("TryLock: want true, then false")
+	}
+	l.Unlock()
+	if !l.TryLock() {
+		t.Error("TryLock of an unlocked lock: false")
+	}
+}

@@ -1,0 +1,78 @@
+package link
+
+// Numbers of looks at a session, one each Timing.Heartbeat (spec/hosts.md 1).
+const (
+	beatLooks   = 7  // from one heartbeat of an idle connection to the next
+	silentLooks = 3  // without a byte and with an unanswered heartbeat: the link is not ready
+	redialLooks = 5  // the same: a new link is dialed
+	deadLooks   = 20 // without a byte: the link ends
+)
+
+// vigil watches the liveness of a session. It counts looks and not times, so that a process that was
+// stopped does not end its own links.
+type vigil struct {
+	s     *session
+	looks int
+	seen  [classes]uint64 // octets at the last look
+	quiet [classes]int    // looks since then
+	sent  uint64          // frames at the last look
+	moved uint64          // frames sent and received at the last regular heartbeat
+	owed  int             // looks since the heartbeat that is unanswered, and since the last byte
+}
+
+// look returns false if the session is dead.
+func (v *vigil) look() bool {
+	p := v.s.p
+	for class, c := range v.s.conns {
+		// Only a reader that waits for bytes can miss them.
+		if n := c.octets.Load(); n != v.seen[class] || !c.reading.Load() {
+			v.seen[class], v.quiet[class] = n, 0
+		} else {
+			v.quiet[class]++
+		}
+	}
+	if max(v.quiet[classHigh], v.quiet[classBulk]) >= deadLooks {
+		return false
+	}
+	if v.owed++; !v.s.unanswered.Load() || v.quiet[classHigh] == 0 {
+		v.owed = 0
+	}
+	sent := p.sent()
+	regular := v.looks%beatLooks == 0
+	if regular {
+		moved := sent + p.framesIn.Load()
+		for _, c := range v.s.conns {
+			c.idle.Store(moved == v.moved)
+		}
+		v.moved = moved
+	}
+	if regular || sent != v.sent && !v.s.unanswered.Load() {
+		v.s.beat(classHigh)
+	}
+	if regular {
+		v.s.beat(classBulk)
+		for _, q := range p.queues {
+			q.trim()
+		}
+	}
+	v.sent = sent
+	v.looks++
+	if silent := v.owed >= silentLooks; silent != p.ready.silent.Swap(silent) {
+		p.report()
+	}
+	p.replace(v.owed)
+	return true
+}
+
+// sent returns the number of frames that were queued.
+func (p *peer) sent() uint64 {
+	n := uint64(0)
+	for _, q := range []*queue{p.queues[classHigh], p.queues[classBulk], p.udp} {
+		if q != nil {
+			q.mu.Lock()
+			n += q.frames
+			q.mu.Unlock()
+		}
+	}
+	return n
+}

@@ -112,7 +112,7 @@ type treeOwner struct {
 	unseenUntil int64 // in the time of Now: the memory is not touched
 }
 
-// holder is the user for whom an operation counts, or a tree that has no memory on the node yet.
+// holder is the user for whom an operation counts, a tree that has no memory on the node yet, or all other hosts.
 type holder struct {
 	uid  uint32
 	tree atomics.Protection

@@ -59,14 +59,23 @@ const maxTries = 8
 // mostDriverTrees is how many trees of a driver in another process a node knows. Defined by this project.
 const mostDriverTrees = 4096
 
+// holderOf returns for whom an operation counts; t is nil if its tree has no memory on the node. Another host
+// says itself whose its threads are, so all other hosts have one share.
+func (e *Engine) holderOf(a *gsas.Access, t *tree) holder {
+	switch {
+	case e.nodeOf(a.Thread.Node()) == nil:
+		return holder{uid: noUser}
+	case t == nil:
+		return holder{noUser, a.Tree}
+	}
+	return holder{uid: t.UID}
+}
+
 // operate begins an operation of a node's unit, and returns the call if it is to be performed.
 func (e *Engine) operate(n *node, a *gsas.Access) *call {
 	t := n.trees[a.Tree]
 	if !a.Op.Memory() {
-		h := holder{noUser, a.Tree}
-		if t != nil {
-			h = holder{uid: t.UID}
-		}
+		h := e.holderOf(a, t)
 		switch {
 		case e.onCall == nil:
 			e.AnswerCall(n.index, a.ID, atomics.BadRequest)
@@ -140,7 +149,7 @@ func (e *Engine) bringIn(c *call) *call {
 		return c
 	}
 	c.step = space.Apart
-	if o.held = o.held || c.node.held.take(holder{uid: o.tree.UID}); !o.held {
+	if o.held = o.held || c.node.held.take(e.holderOf(o.access, o.tree)); !o.held {
 		return e.endOperation(c, atomics.Busy)
 	}
 	switch {
@@ -177,7 +186,7 @@ func (e *Engine) endOperation(c *call, s atomics.Status) *call {
 		ev.N = copy(ev.Words[:], c.atomic.values[:c.atomic.access.Op.Values()])
 	}
 	if c.atomic.held {
-		c.node.held.give(holder{uid: c.atomic.tree.UID})
+		c.node.held.give(e.holderOf(c.atomic.access, c.atomic.tree))
 	}
 	e.step(c.node, &ev)
 	e.freeCall(c)

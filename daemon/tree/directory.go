@@ -44,6 +44,10 @@ const (
 	// spreadLeast.
 	spreadShare = 32
 	spreadLeast = 1 << 20
+
+	// hostShare is how many quotas of a user all trees of another host may have together, since that host says
+	// itself whose they are.
+	hostShare = 4
 )
 
 // Errors of the directory.
@@ -117,6 +121,7 @@ type Directory struct {
 	tokens map[Token]*tree
 	nodes  map[device.NodeID]*node
 	used   map[uint32]uint64 // pages by user
+	abroad map[string]uint64 // pages of the trees of other hosts, by their owner
 	hosts  map[string]*host
 	life   Token  // of this directory; other hosts notice a new one
 	number uint32 // number of the last Asked
@@ -156,7 +161,7 @@ type tree struct {
 func New(cfg Config) *Directory {
 	d := &Directory{
 		cfg: cfg, trees: map[atomics.Protection]*tree{}, tokens: map[Token]*tree{},
-		nodes: map[device.NodeID]*node{}, used: map[uint32]uint64{}, hosts: map[string]*host{},
+		nodes: map[device.NodeID]*node{}, used: map[uint32]uint64{}, abroad: map[string]uint64{}, hosts: map[string]*host{},
 	}
 	d.SetQuota(cfg.Quota)
 	return d
@@ -326,6 +331,8 @@ func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, 
 		return Run{}, fmt.Errorf("%w: %d pages: a tree has at most %d on a node", ErrRoom, pages, areaPages)
 	case pages > d.quota || d.used[t.uid] > d.quota-pages:
 		return Run{}, fmt.Errorf("%w: uid %d has %d pages, and %d more exceed its quota of %d (gsas-quota)", ErrRoom, t.uid, d.used[t.uid], pages, d.quota)
+	case t.foreign != nil && d.abroad[t.foreign.owner] > hostShare*d.quota-pages:
+		return Run{}, fmt.Errorf("%w: the trees of host %s have %d pages here, and %d more exceed %d times the quota of a user (gsas-quota)", ErrRoom, t.foreign.owner, d.abroad[t.foreign.owner], pages, hostShare)
 	}
 	n := d.node(id)
 	a := d.area(n, id, t)
@@ -338,6 +345,9 @@ func (d *Directory) Alloc(p atomics.Protection, id device.NodeID, pages uint64, 
 	}
 	a.runs[page] = pages
 	d.used[t.uid] += pages
+	if t.foreign != nil {
+		d.abroad[t.foreign.owner] += pages
+	}
 	return Run{Node: id, Page: page, Pages: pages}, nil
 }
 
@@ -413,12 +423,17 @@ func (d *Directory) Freed(p atomics.Protection, r Run) {
 	} else {
 		t.areas[r.Node].set(r.Page%regionPages, r.Pages, false)
 	}
-	d.give(t.uid, r.Pages)
+	d.give(t, r.Pages)
 }
 
-func (d *Directory) give(uid uint32, pages uint64) {
-	if d.used[uid] -= pages; d.used[uid] == 0 {
-		delete(d.used, uid)
+func (d *Directory) give(t *tree, pages uint64) {
+	if d.used[t.uid] -= pages; d.used[t.uid] == 0 {
+		delete(d.used, t.uid)
+	}
+	if f := t.foreign; f != nil {
+		if d.abroad[f.owner] -= pages; d.abroad[f.owner] == 0 {
+			delete(d.abroad, f.owner)
+		}
 	}
 }
 
@@ -453,7 +468,7 @@ func (d *Directory) Remove(p atomics.Protection) {
 	}
 	for id, a := range t.areas {
 		n := d.nodes[id]
-		d.give(t.uid, a.count())
+		d.give(t, a.count())
 		delete(n.regions, a.region)
 	}
 	t.areas, t.freed = nil, true

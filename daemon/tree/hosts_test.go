@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/exanet/pfd/device"
@@ -496,4 +497,65 @@ func FuzzMessage(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Another host says itself whose its trees are: all its trees together have no more than hostShare quotas.
+func TestShareOfAHost(t *testing.T) {
+	const quota = 10
+	var told Message
+	d := New(Config{
+		Quota: quota * device.PageSize, Now: func() int64 { return 0 }, Random: func() Token { return Token{15: 1} },
+		Tell: func(_ string, m Message) bool { told = m; return true },
+	})
+	for i, name := range []string{"evil", "other"} {
+		h := Host{Name: name, First: device.NodeID(8 + 8*i), Last: device.NodeID(15 + 8*i)}
+		d.SetHosts(append(d.hostsOf(), h))
+		d.Changed(h, true)
+	}
+	claim := func(name string, node, i int) atomics.Protection {
+		p := atomics.Protection(atomics.ThreadOf(device.NodeID(node), device.MailboxThread+i))
+		if _, _, err := d.Find(p, true); err != nil {
+			t.Fatal(err)
+		}
+		d.Told(name, Message{Kind: Known, Tree: p, Token: Token{15: byte(i)}.named(p), UID: uint32(50000 + i), Number: told.Number})
+		return p
+	}
+	var first Run
+	for i := range hostShare {
+		r := alloc(t, d, claim("evil", 8, i), 0, quota, 0)
+		if i == 0 {
+			first = r
+		}
+	}
+	p := claim("evil", 9, hostShare)
+	if _, err := d.Alloc(p, 0, 1, 0); !errors.Is(err, ErrRoom) || !strings.Contains(err.Error(), "evil") {
+		t.Errorf("one page more: %v", err)
+	}
+	alloc(t, d, claim("other", 16, 9), 0, quota, 0)
+	own, err := d.Begin(0, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alloc(t, d, own.Protection, 0, quota, 0)
+	owner := atomics.Protection(atomics.ThreadOf(8, device.MailboxThread))
+	if r, err := d.Free(owner, first.Address()); err != nil {
+		t.Fatal(err)
+	} else {
+		d.Freed(owner, r)
+	}
+	alloc(t, d, p, 0, quota, 0)
+	d.SetHosts(nil)
+	for _, t := range d.sorted() {
+		d.Remove(t.id)
+	}
+	if len(d.abroad) != 0 {
+		t.Errorf("pages of hosts that are gone: %v", d.abroad)
+	}
+}
+
+func (d *Directory) hostsOf() (all []Host) {
+	for _, h := range d.hosts {
+		all = append(all, h.Host)
+	}
+	return all
 }

@@ -38,8 +38,11 @@ func (w *words) load32(off uint32) uint32 {
 	return v
 }
 
+// store32 exchanges, as store64 does: a load that follows comes after the store for every thread, on
+// which those rely that announce something and then look whether the other side sleeps. The race
+// detector makes atomic stores without that order. On amd64 both are the same instruction.
 func (w *words) store32(off, v uint32) {
-	atomic.StoreUint32(w.w32(off), v)
+	atomic.SwapUint32(w.w32(off), v)
 	runtime.KeepAlive(w)
 }
 
@@ -67,7 +70,7 @@ func (w *words) load64(off uint32) uint64 {
 }
 
 func (w *words) store64(off uint32, v uint64) {
-	atomic.StoreUint64(w.w64(off), v)
+	atomic.SwapUint64(w.w64(off), v)
 	runtime.KeepAlive(w)
 }
 

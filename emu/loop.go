@@ -234,7 +234,7 @@ func (e *Engine) supervise() {
 			}
 			quiet = 0
 			e.watchdog.set(0, 0)
-			e.parked.Store(true)
+			e.parked.Swap(true) // before the lease is loaded again
 			select {
 			case <-e.loop.Done():
 				return

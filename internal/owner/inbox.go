@@ -69,7 +69,7 @@ func (in *inbox[M]) Leave(f func()) {
 
 func (in *inbox[M]) leave(it item[M]) {
 	in.list = append(in.list, it)
-	in.some.Store(true)
+	in.some.Swap(true) // before wake looks (Doze)
 }
 
 // Wake wakes the owner. Any goroutine may call it.

@@ -290,7 +290,7 @@ func (l *Loop[M, S]) fire(now int64) {
 // owner finds the publication when it looks once more, or the publisher sees that the owner
 // sleeps.
 func (l *Loop[M, S]) Doze() {
-	l.asleep.Store(true)
+	l.asleep.Swap(true) // a load that follows comes after it, for the race detector, too
 	l.dozing = true
 	for _, p := range l.hot {
 		p.setAsleep(true)

@@ -182,7 +182,7 @@ func (p *Port) SetAsleep(asleep bool) {
 	if asleep {
 		v = 1
 	}
-	atomic.StoreUint32(p.m.w32(offAsleep), v)
+	atomic.SwapUint32(p.m.w32(offAsleep), v) // before Pending loads
 }
 
 // Pending reports whether Poll would find an answer.

@@ -55,13 +55,13 @@ func (s *scratchpad) load(off uint32, size int) (v uint64, ok bool) {
 
 func (s *scratchpad) store32(off, v uint32) (ok bool) {
 	defer s.faults(debug.SetPanicOnFault(true), &ok)
-	atomic.StoreUint32((*uint32)(unsafe.Add(s.base, off)), v)
+	atomic.SwapUint32((*uint32)(unsafe.Add(s.base, off)), v) // as in package attach: a load that follows comes after it
 	return true
 }
 
 func (s *scratchpad) store64(off uint32, v uint64) (ok bool) {
 	defer s.faults(debug.SetPanicOnFault(true), &ok)
-	atomic.StoreUint64((*uint64)(unsafe.Add(s.base, off)), v)
+	atomic.SwapUint64((*uint64)(unsafe.Add(s.base, off)), v)
 	return true
 }
 

@@ -75,6 +75,7 @@ mpi: setup
 mpi-bench: SETUP += mpi
 mpi-bench: setup
 	EXANET_DOCS=$(CURDIR)/docs PFD_MPI_BENCH=all CGO_ENABLED=0 $(GO) test -count=1 -timeout 40m -v -run 'TestBenchmarks$$' ./internal/mpi
+	EXANET_DOCS=$(CURDIR)/docs PFD_MPI_BENCH=all CGO_ENABLED=0 $(GO) test -count=1 -timeout 40m -v -run 'TestMPIBenchmarks$$' ./internal/hosts
 
 # All tests beside eight busy loops, those of processes and timing five times.
 loaded: setup

@@ -1,4 +1,5 @@
 /* bench fresh ROUNDS, 2 ranks: prints the medians of the first and the second message of 1 MiB into a fresh buffer, us.
+ * bench pingpong ROUNDS SIZE, 2 ranks: prints half the median time of a message and its answer, both of SIZE bytes, us.
  * bench resident ROUNDS: MPI_Alltoall over fresh buffers, whose pages are returned after their use; prints the most
  * bytes that all ranks together have had resident beyond those at the start, and the bytes that all buffers had. */
 #define _GNU_SOURCE
@@ -50,6 +51,27 @@ static void first_and_second(int rank, int rounds)
 		printf("bench %.1f %.1f\n", took[0][rounds / 2], took[1][rounds / 2]);
 }
 
+static void pingpong(int rank, int rounds, int size)
+{
+	static double took[ROUNDS];
+	unsigned char *b = malloc(size);
+	memset(b, 1, size);
+	for (int k = -10; k < rounds; k++) {	/* the first are a warm-up */
+		const double began = MPI_Wtime();
+		if (!rank)
+			MPI_Send(b, size, MPI_BYTE, 1, 1, MPI_COMM_WORLD);
+		MPI_Recv(b, size, MPI_BYTE, !rank, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+		if (rank)
+			MPI_Send(b, size, MPI_BYTE, 0, 1, MPI_COMM_WORLD);
+		if (k >= 0)
+			took[k] = (MPI_Wtime() - began) * 5e5;
+	}
+	free(b);
+	qsort(took, rounds, sizeof(double), less);
+	if (!rank)
+		printf("bench %.1f\n", took[rounds / 2]);
+}
+
 /* status returns bytes of this process by its name in proc_pid_status(5). */
 static long status(const char *name)
 {
@@ -99,11 +121,13 @@ int main(int argc, char **argv)
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-	const int rounds = argc == 3 ? atoi(argv[2]) : 0;
-	if (rounds < 1 || rounds > ROUNDS)
+	const int rounds = argc >= 3 ? atoi(argv[2]) : 0, size = argc == 4 ? atoi(argv[3]) : SIZE;
+	if (rounds < 1 || rounds > ROUNDS || size < 1 || size > SIZE)
 		return 2;
 	if (!strcmp(argv[1], "fresh"))
 		first_and_second(rank, rounds);
+	else if (!strcmp(argv[1], "pingpong"))
+		pingpong(rank, rounds, size);
 	else
 		resident(ranks, rounds);
 	MPI_Finalize();

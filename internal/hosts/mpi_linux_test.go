@@ -189,11 +189,12 @@ func (j *jobs) lammps(steps int) []string {
 	return []string{"lmp", "-in", input, "-log", "none"}
 }
 
-// vader returns what LAMMPS computes with n ranks on one machine, over shared memory.
+// vader returns what LAMMPS computes with n ranks on one machine, over shared memory. The ranks give their processors to
+// others while they wait.
 func (j *jobs) vader(n int, lammps []string) string {
 	j.Helper()
-	c := exec.CommandContext(j.Context(), "mpirun", slices.Concat([]string{"--allow-run-as-root", "--oversubscribe", "--mca", "plm", "isolated",
-		"--mca", "pml", "ob1", "--mca", "btl", "vader,self", "-n", fmt.Sprint(n)}, lammps)...)
+	c := exec.CommandContext(j.Context(), "mpirun", slices.Concat([]string{"--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1",
+		"--mca", "plm", "isolated", "--mca", "pml", "ob1", "--mca", "btl", "vader,self", "-n", fmt.Sprint(n)}, lammps)...)
 	return mpi.Thermo(j.T, mpi.Output(j.T, c))
 }
 
@@ -215,7 +216,7 @@ func (j *jobs) amid(p *process) {
 // for windows that all transports have, so that windows of one machine are shared memory, and those of several fail.
 func (j *jobs) bytes(n, messages int) {
 	j.Helper()
-	if out := j.exanet(n, "--mca", "osc", "pt2pt", mpi.Program(j.T, bin, "bytes"), fmt.Sprint(messages)).ends(); out != "bytes: all right\n" {
+	if out := j.exanet(n, "--mca", "osc", "pt2pt", mpi.Program(j.T, bin, "bytes"), fmt.Sprint(messages)).ends(); !strings.HasSuffix(out, "bytes: all right\n") { // mpirun may warn before
 		j.Errorf("%s", out)
 	}
 }
@@ -239,7 +240,6 @@ func (j *jobs) document() string {
 // Debian's LAMMPS, as docs/mpi.md starts it, and a program that checks every byte, with a rank on each of two hosts.
 // LAMMPS computes what it computes with both ranks on one machine, over shared memory, and nothing is pinned.
 func TestMPI(t *testing.T) {
-	needLong(t)
 	j := startJobs(t, "lmp", "mpicc")
 	lammps := j.lammps(100)
 	p := j.on("a", j.document())

@@ -134,7 +134,8 @@ func TestLAMMPS(t *testing.T) {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
 			input := []string{"lmp", "-in", "testdata/in.lj", "-log", "none"}
 			got := Thermo(t, Output(t, mpirun(t, p, dir, ranks, input...)))
-			vader := command(t, p, dir, "", "mpirun", append([]string{"--mca", "pml", "ob1", "--mca", "btl", "vader,self", "-n", fmt.Sprint(ranks)}, input...)...)
+			vader := command(t, p, dir, "", "mpirun", append([]string{"--bind-to", "none", "--mca", "mpi_yield_when_idle", "1",
+				"--mca", "pml", "ob1", "--mca", "btl", "vader,self", "-n", fmt.Sprint(ranks)}, input...)...)
 			if want := Thermo(t, Output(t, vader)); got != want {
 				t.Errorf("over the provider\n%s\nover shared memory\n%s", got, want)
 			}

@@ -24,9 +24,10 @@ import (
 const (
 	// dialTime bounds a dial, in which an attempt begins after each attemptPause beside those before: TCP
 	// itself sends its first packet again only after a second, and a cable that is back is to be noticed
-	// sooner. pfd asks for another dial.
-	dialTime     = time.Second
-	attemptPause = 40 * time.Millisecond
+	// sooner. A host that is unreachable, perhaps for long, is tried more rarely. pfd asks for another dial.
+	dialTime         = time.Second
+	attemptPause     = 20 * time.Millisecond
+	unreachablePause = 100 * time.Millisecond
 	// acceptsPerSecond is how many connections of one address are accepted in a second: a host that
 	// dials again needs two each 100 ms. maxAddresses bounds the addresses that are counted.
 	acceptsPerSecond = 64
@@ -116,8 +117,8 @@ func peerOf(c net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// dial connects to a host within dialTime.
-func dial(ctx context.Context, address, own string, udp bool) (net.Conn, error) {
+// dial connects to a host within dialTime, by attempts that begin pause apart.
+func dial(ctx context.Context, address, own string, udp bool, pause time.Duration) (net.Conn, error) {
 	var attempts sync.WaitGroup
 	defer attempts.Wait()
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
@@ -137,8 +138,8 @@ func dial(ctx context.Context, address, own string, udp bool) (net.Conn, error) 
 			}
 		}
 	}
-	pause := time.NewTicker(attemptPause)
-	defer pause.Stop()
+	next := time.NewTicker(pause)
+	defer next.Stop()
 	attempts.Go(begin)
 	for why := error(nil); ; {
 		select {
@@ -150,7 +151,7 @@ func dial(ctx context.Context, address, own string, udp bool) (net.Conn, error) 
 			if why == nil || !errors.As(r.err, &late) || !late.Timeout() { // a time-out says least
 				why = r.err
 			}
-		case <-pause.C:
+		case <-next.C:
 			attempts.Go(begin)
 		case <-ctx.Done():
 			if why == nil {

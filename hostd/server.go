@@ -64,11 +64,14 @@ func (s *server) run(ctx context.Context, l net.Listener, hup <-chan os.Signal) 
 	context.AfterFunc(ctx, func() { _ = l.Close() }) // ends accept; nothing is lost
 	accepted, events, results := make(chan net.Conn), make(chan fromPFD), make(chan dialed)
 	begin := func(pfd *handover.Conn, w handover.Want) {
-		address, own := s.addressOf(w), s.self.Address
+		address, own, pause := s.addressOf(w), s.self.Address, attemptPause
+		if s.states[w.Host] == "unreachable" {
+			pause = unreachablePause
+		}
 		s.dials[w]++
 		all.Go(func() {
 			r := dialed{pfd: pfd, want: w}
-			r.conn, r.err = dial(ctx, address, own, w.UDP)
+			r.conn, r.err = dial(ctx, address, own, w.UDP, pause)
 			select {
 			case results <- r:
 			case <-ctx.Done():

@@ -166,10 +166,6 @@ func (l *Links) greet(h *pending) (*conn, *peer, error) {
 	}
 	c.peer = p
 	if h.dialed != nil {
-		if err := p.needless(); err != nil {
-			_ = c.record(recordRefusal, []byte(err.Error()))
-			return nil, p, err
-		}
 		err = c.record(recordReady, nil)
 	} else {
 		p.awaitUncut(h.deadline)

@@ -4,7 +4,6 @@ package link
 const (
 	beatLooks   = 7  // from one heartbeat of an idle connection to the next
 	silentLooks = 3  // without a byte and with an unanswered heartbeat: the link is not ready
-	redialLooks = 5  // the same: a new link is dialed
 	deadLooks   = 20 // without a byte: the link ends
 )
 
@@ -60,7 +59,6 @@ func (v *vigil) look() bool {
 	if silent := v.owed >= silentLooks; silent != p.ready.silent.Swap(silent) {
 		p.report()
 	}
-	p.replace(v.owed)
 	return true
 }
 

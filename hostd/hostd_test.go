@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/link/handover"
 	"github.com/exanet/pfd/link/hosts"
@@ -454,7 +455,7 @@ func TestServiceManager(t *testing.T) {
 	told("READY=1\n")
 	h.signal(syscall.SIGTERM)
 	told("STOPPING=1\n")
-	if c := h.code(); c != exitOK {
+	if c := h.code(); c != config.ExitOK {
 		t.Errorf("exit code %d", c)
 	}
 }
@@ -503,19 +504,19 @@ func TestBadUsage(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"x"}, exitUsage, `accepts only flags, not "x"`},
-		{[]string{"--host", "a"}, exitUsage, "unknown flag: --host"},
-		{[]string{"--log-level", "loud"}, exitUsage, `--log-level "loud": want debug`},
-		{[]string{"--listen", "9480"}, exitUsage, `--listen: address "9480": want HOST:PORT`},
-		{[]string{"--name", "c"}, exitUsage, `no host "c": its hosts are a, b: name this one with --name`},
-		{[]string{"--name", ""}, exitUsage, "name this one with --name"},
-		{[]string{"--name", "b", "--hosts", other}, exitUsage, other + ":3: "},
-		{[]string{"--hosts", other + "x"}, exitUsage, "no such file or directory: copy it from where exanetctl host init was run"},
-		{nil, exitFailed, "address already in use: end the program that listens there, give host a another port in " + r.file + ", or name another address with --listen"},
-		{[]string{"--listen", "192.0.2.1:1"}, exitFailed, "name another address with --listen"},
-		{[]string{"--check"}, exitOK, r.file + " is valid for host a\n"},
-		{[]string{"--version"}, exitOK, "exanet-hostd version "},
-		{[]string{"--help"}, exitOK, "SIGHUP makes it read the list"},
+		{[]string{"x"}, config.ExitUsage, `accepts only flags, not "x"`},
+		{[]string{"--host", "a"}, config.ExitUsage, "unknown flag: --host"},
+		{[]string{"--log-level", "loud"}, config.ExitUsage, `--log-level "loud": want debug`},
+		{[]string{"--listen", "9480"}, config.ExitUsage, `--listen: address "9480": want HOST:PORT`},
+		{[]string{"--name", "c"}, config.ExitUsage, `no host "c": its hosts are a, b: name this one with --name`},
+		{[]string{"--name", ""}, config.ExitUsage, "name this one with --name"},
+		{[]string{"--name", "b", "--hosts", other}, config.ExitUsage, other + ":3: "},
+		{[]string{"--hosts", other + "x"}, config.ExitUsage, "no such file or directory: copy it from where exanetctl host init was run"},
+		{nil, config.ExitFailed, "address already in use: end the program that listens there, give host a another port in " + r.file + ", or name another address with --listen"},
+		{[]string{"--listen", "192.0.2.1:1"}, config.ExitFailed, "name another address with --listen"},
+		{[]string{"--check"}, config.ExitOK, r.file + " is valid for host a\n"},
+		{[]string{"--version"}, config.ExitOK, "exanet-hostd version "},
+		{[]string{"--help"}, config.ExitOK, "SIGHUP makes it read the list"},
 	} {
 		var out bytes.Buffer
 		args := append(base[:len(base):len(base)], c.args...)
@@ -527,7 +528,7 @@ func TestBadUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if code := run(context.Background(), append(base, "--check"), &out, &out); code != exitUsage || !strings.Contains(out.String(), r.file+":5: host a: certificate "+r.dir+"/a.pem without its key") {
+	if code := run(context.Background(), append(base, "--check"), &out, &out); code != config.ExitUsage || !strings.Contains(out.String(), r.file+":5: host a: certificate "+r.dir+"/a.pem without its key") {
 		t.Errorf("exit code %d, %s", code, out.String())
 	}
 }

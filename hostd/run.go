@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,20 +15,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/exanet/pfd/internal/config"
-	"github.com/exanet/pfd/internal/limits"
 	"github.com/exanet/pfd/internal/logs"
 	"github.com/exanet/pfd/internal/sockets"
 	"github.com/exanet/pfd/internal/spool"
-	"github.com/exanet/pfd/internal/version"
 	"github.com/exanet/pfd/link/handover"
 	"github.com/exanet/pfd/link/hosts"
-)
-
-// Exit codes; they equal those of pfd and exanetctl (spec/api.md).
-const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2
 )
 
 // Bounds of the log, as pfd's. Values below are defined by this project.
@@ -37,9 +27,6 @@ const (
 	logRoom = 1 << 20 // bytes for a slow reader
 	logTime = time.Second
 )
-
-// errUsage marks wrong usage; the exit code is exitUsage.
-var errUsage = errors.New("wrong usage")
 
 // options are the flags.
 type options struct {
@@ -57,27 +44,9 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.check, "check", false, "check the file and the certificate, print any error, and exit: 0 valid, 2 invalid")
 }
 
-// run runs one command line until ctx ends, and returns the exit code. It prints an error as one
-// line on standard error.
+// run runs one command line until ctx ends, and returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	cmd := command(stderr)
-	cmd.SetArgs(args)
-	out := &config.Output{W: stdout}
-	cmd.SetOut(out)
-	cmd.SetErr(stderr)
-	err := cmd.ExecuteContext(ctx)
-	if err == nil && out.Err != nil {
-		err = fmt.Errorf("standard output: %w", out.Err)
-	}
-	if err == nil {
-		return exitOK
-	}
-	fmt.Fprintf(stderr, "exanet-hostd: %v\n", limits.Explain(err))
-	if errors.Is(err, errUsage) || errors.Is(err, hosts.ErrFile) {
-		fmt.Fprintln(stderr, "See exanet-hostd --help.")
-		return exitUsage
-	}
-	return exitFailed
+	return config.Execute(ctx, command(stderr), args, stdout, stderr, hosts.ErrFile)
 }
 
 func command(stderr io.Writer) *cobra.Command {
@@ -96,15 +65,6 @@ what it had. SIGTERM ends it with exit code 0. Other exit codes: 1 failed, 2
 wrong usage, or a wrong list of hosts.`,
 		Example: `  exanet-hostd --hosts lab/hosts.toml --name a --pfd /tmp/pfd.sock
   exanetctl --socket /tmp/pfd.sock host`,
-		Version:       version.String(),
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fmt.Errorf("%w: exanet-hostd accepts only flags, not %q", errUsage, args[0])
-			}
-			return nil
-		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			level, set, err := o.load()
 			if err != nil {
@@ -117,10 +77,7 @@ wrong usage, or a wrong list of hosts.`,
 			return serve(cmd.Context(), o, level, set, stderr)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fmt.Errorf("%w: %w", errUsage, config.Explain(cmd.Flags(), err))
-	})
-	config.UseHelp(cmd)
+	config.Program(cmd)
 	o.flags(cmd.Flags())
 	return cmd
 }
@@ -128,16 +85,16 @@ wrong usage, or a wrong list of hosts.`,
 // load completes and checks the flags, and reads the file.
 func (o *options) load() (level slog.Level, set *settings, err error) {
 	if err := level.UnmarshalText([]byte(o.level)); err != nil {
-		return 0, nil, fmt.Errorf("%w: --log-level %q: want debug, info, warn or error", errUsage, o.level)
+		return 0, nil, fmt.Errorf("%w: --log-level %q: want debug, info, warn or error", config.ErrUsage, o.level)
 	}
 	if o.listen != "" {
 		if err := handover.CheckAddress(o.listen); err != nil {
-			return 0, nil, fmt.Errorf("%w: --listen: %w", errUsage, err)
+			return 0, nil, fmt.Errorf("%w: --listen: %w", config.ErrUsage, err)
 		}
 	}
 	if o.pfd == "" {
 		if o.pfd, err = sockets.Find(); err != nil {
-			return 0, nil, fmt.Errorf("%w: no pfd is at %s, and the environment names no other: name its control socket with --pfd PATH", errUsage, sockets.Root)
+			return 0, nil, fmt.Errorf("%w: no pfd is at %s, and the environment names no other: name its control socket with --pfd PATH", config.ErrUsage, sockets.Root)
 		}
 	}
 	f, err := hosts.Read(o.file)

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/exanet/pfd/daemon/session"
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/discard"
 	"github.com/exanet/pfd/internal/sandbox"
 	"github.com/exanet/pfd/internal/yield"
@@ -20,16 +21,16 @@ func execute() int {
 	yield.Spare()
 	if session.IsMemoryHelper(os.Args) {
 		if session.ServeMemory() != nil {
-			return exitFailed // the error has been printed
+			return config.ExitFailed // the error has been printed
 		}
-		return exitOK
+		return config.ExitOK
 	}
 	if discard.IsServer(os.Args) {
 		_ = sandbox.Apply(sandbox.Rules{Calls: append(sandbox.Runtime(), "fallocate", "getsockname", "getpeername", "getsockopt", "recvmsg"), Files: &sandbox.Files{}})
 		if discard.Serve() != nil {
-			return exitFailed // it has no output
+			return config.ExitFailed // it has no output
 		}
-		return exitOK
+		return config.ExitOK
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

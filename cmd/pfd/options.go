@@ -77,7 +77,7 @@ func (o *options) load(f *pflag.FlagSet) error {
 // complete parses the flags with text values, and checks all options.
 func (o *options) complete() error {
 	if err := o.LogLevel.UnmarshalText([]byte(o.level)); err != nil {
-		return fmt.Errorf("%w: --log-level %q: want debug, info, warn or error", errUsage, o.level)
+		return fmt.Errorf("%w: --log-level %q: want debug, info, warn or error", config.ErrUsage, o.level)
 	}
 	var err error
 	if o.FirstPDID, o.LastPDID, err = daemon.ParsePDIDs(o.pdids); err != nil {
@@ -99,7 +99,7 @@ func (o *options) again() (daemon.Config, error) {
 	f := pflag.NewFlagSet("pfd", pflag.ContinueOnError)
 	n.flags(f)
 	if err := f.Parse(o.args); err != nil {
-		return daemon.Config{}, fmt.Errorf("%w: %w", errUsage, err)
+		return daemon.Config{}, fmt.Errorf("%w: %w", config.ErrUsage, err)
 	}
 	err := n.load(f)
 	return n.Config, err

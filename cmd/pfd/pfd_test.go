@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/discard"
 )
 
@@ -105,7 +106,7 @@ func TestSIGTERMExitsZero(t *testing.T) {
 			if err := p.cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
-			if c := p.code(); c != exitOK {
+			if c := p.code(); c != config.ExitOK {
 				t.Errorf("exit code %d: %s", c, p.stderr.String())
 			}
 			for _, path := range []string{socket, control.AttachSocket(socket)} {
@@ -124,7 +125,7 @@ func TestSecondDaemon(t *testing.T) {
 	first.ready(socket)
 
 	same := startPFD(t, "--socket", socket)
-	if c := same.code(); c != exitFailed {
+	if c := same.code(); c != config.ExitFailed {
 		t.Errorf("a second pfd on the same socket exits %d", c)
 	}
 	if out := same.stderr.String(); !strings.Contains(out, socket) || !strings.Contains(out, "in use") || !strings.Contains(out, "--socket") {
@@ -162,7 +163,7 @@ func TestFullOutput(t *testing.T) {
 	defer full.Close()
 	for _, arg := range []string{"--help", "--version", "--check-config"} {
 		var errs bytes.Buffer
-		if code := run(context.Background(), []string{arg, "--socket", "/tmp/s"}, full, &errs); code != exitFailed || !strings.Contains(errs.String(), "no space left") {
+		if code := run(context.Background(), []string{arg, "--socket", "/tmp/s"}, full, &errs); code != config.ExitFailed || !strings.Contains(errs.String(), "no space left") {
 			t.Errorf("%s: exit code %d, %q", arg, code, errs.String())
 		}
 	}
@@ -175,37 +176,37 @@ func TestCommandLine(t *testing.T) {
 		code int
 		out  string
 	}{
-		{[]string{"--help"}, exitOK, "--source-faults"},
-		{[]string{"--version"}, exitOK, "pfd version"},
-		{[]string{"--no-such-flag"}, exitUsage, "no-such-flag"},
-		{[]string{"serve"}, exitUsage, "only flags"},
-		{[]string{"--check-config", "--socket", socket}, exitOK, "the configuration is valid"},
-		{[]string{"--check-config", "--socket", socket, "--nodes", "65"}, exitUsage, "--nodes 65: want 1 to 64"},
-		{[]string{"--check-config", "--socket", socket, "--groups", "/nope", "--pdid-range", "1-100"}, exitUsage, "--groups: open /nope: no such file"},
-		{[]string{"--socket", socket, "--nodes", "0"}, exitUsage, "1 to 64"},
-		{[]string{"--socket", socket, "--nodes", "x"}, exitUsage, "--nodes x: want a whole number"},
-		{[]string{"--socket", socket, "--device", "vfio:01:00.0"}, exitUsage, "want it as 0000:01:00.0"},
-		{[]string{"--socket", socket, "--device", "vfio:ffff:ff:1f.7"}, exitFailed, "no such PCI device"},
-		{[]string{"--socket", socket, "--device", "pci:x"}, exitUsage, "vfio-user:PATH, vfio:ADDRESS and uio:NAME"},
-		{[]string{"--socket", socket, "--source-faults", "no"}, exitUsage, "fifo"},
-		{[]string{"--socket", socket, "--log-level", "loud"}, exitUsage, "debug, info"},
-		{[]string{"--socket", socket, "--timeout-us", "0"}, exitUsage, "--timeout-us"},
-		{[]string{"--socket", socket, "--firmware-options", "bypas"}, exitUsage, `"bypas": give all, none, or a list of fastpath`},
-		{[]string{"--socket", socket, "--link-loss", "1"}, exitUsage, "--link-loss 1: must be 0 to less than 1"},
-		{[]string{"--socket", socket, "--link-loss", "some"}, exitUsage, "--link-loss some: want a number"},
-		{[]string{"--socket", socket, "--link-delay", "-1us"}, exitUsage, "--link-delay -1µs: must be 0 to 1s"},
-		{[]string{"--socket", socket, "--link-delay", "10ms"}, exitUsage, "its time-out is 20ms: want less, or more --timeout-us"},
-		{[]string{"--socket", socket, "--link-delay", "10us", "--device", "vfio-user:/x"}, exitUsage, "exanetctl emu serve --link-delay"},
-		{[]string{"--socket", socket, "--firmware-options", "none", "--device", "vfio-user:/x"}, exitUsage, "exanetctl emu serve --firmware-options"},
-		{[]string{"--socket", socket, "--sandbox", "on"}, exitUsage, `want "auto", "strict" or "off"`},
-		{[]string{"--socket", socket, "--window", "16MB", "--device", "vfio:ffff:ff:1f.7"}, exitUsage, "whole pages"},
-		{[]string{"--socket", socket, "--window", "16MiB", "--device", "vfio:ffff:ff:1f.7"}, exitFailed, "no such PCI device"},
-		{[]string{"--socket", socket, "--window", "much"}, exitUsage, "as 4096 or 4KiB"},
-		{[]string{"--socket", socket, "--guard-us", "0"}, exitUsage, "--guard-us"},
-		{[]string{"--socket", socket, "--outstanding", "0"}, exitUsage, "--outstanding"},
-		{[]string{"--socket", socket, "--outstanding", "1025"}, exitUsage, "1 to 1024"},
-		{[]string{"--socket", "/" + strings.Repeat("s", 101)}, exitUsage, "at most 99 bytes"},
-		{[]string{"--socket", filepath.Join(socket, "none", "pfd.sock")}, exitFailed, "no such file or directory"},
+		{[]string{"--help"}, config.ExitOK, "--source-faults"},
+		{[]string{"--version"}, config.ExitOK, "pfd version"},
+		{[]string{"--no-such-flag"}, config.ExitUsage, "no-such-flag"},
+		{[]string{"serve"}, config.ExitUsage, "only flags"},
+		{[]string{"--check-config", "--socket", socket}, config.ExitOK, "the configuration is valid"},
+		{[]string{"--check-config", "--socket", socket, "--nodes", "65"}, config.ExitUsage, "--nodes 65: want 1 to 64"},
+		{[]string{"--check-config", "--socket", socket, "--groups", "/nope", "--pdid-range", "1-100"}, config.ExitUsage, "--groups: open /nope: no such file"},
+		{[]string{"--socket", socket, "--nodes", "0"}, config.ExitUsage, "1 to 64"},
+		{[]string{"--socket", socket, "--nodes", "x"}, config.ExitUsage, "--nodes x: want a whole number"},
+		{[]string{"--socket", socket, "--device", "vfio:01:00.0"}, config.ExitUsage, "want it as 0000:01:00.0"},
+		{[]string{"--socket", socket, "--device", "vfio:ffff:ff:1f.7"}, config.ExitFailed, "no such PCI device"},
+		{[]string{"--socket", socket, "--device", "pci:x"}, config.ExitUsage, "vfio-user:PATH, vfio:ADDRESS and uio:NAME"},
+		{[]string{"--socket", socket, "--source-faults", "no"}, config.ExitUsage, "fifo"},
+		{[]string{"--socket", socket, "--log-level", "loud"}, config.ExitUsage, "debug, info"},
+		{[]string{"--socket", socket, "--timeout-us", "0"}, config.ExitUsage, "--timeout-us"},
+		{[]string{"--socket", socket, "--firmware-options", "bypas"}, config.ExitUsage, `"bypas": give all, none, or a list of fastpath`},
+		{[]string{"--socket", socket, "--link-loss", "1"}, config.ExitUsage, "--link-loss 1: must be 0 to less than 1"},
+		{[]string{"--socket", socket, "--link-loss", "some"}, config.ExitUsage, "--link-loss some: want a number"},
+		{[]string{"--socket", socket, "--link-delay", "-1us"}, config.ExitUsage, "--link-delay -1µs: must be 0 to 1s"},
+		{[]string{"--socket", socket, "--link-delay", "10ms"}, config.ExitUsage, "its time-out is 20ms: want less, or more --timeout-us"},
+		{[]string{"--socket", socket, "--link-delay", "10us", "--device", "vfio-user:/x"}, config.ExitUsage, "exanetctl emu serve --link-delay"},
+		{[]string{"--socket", socket, "--firmware-options", "none", "--device", "vfio-user:/x"}, config.ExitUsage, "exanetctl emu serve --firmware-options"},
+		{[]string{"--socket", socket, "--sandbox", "on"}, config.ExitUsage, `want "auto", "strict" or "off"`},
+		{[]string{"--socket", socket, "--window", "16MB", "--device", "vfio:ffff:ff:1f.7"}, config.ExitUsage, "whole pages"},
+		{[]string{"--socket", socket, "--window", "16MiB", "--device", "vfio:ffff:ff:1f.7"}, config.ExitFailed, "no such PCI device"},
+		{[]string{"--socket", socket, "--window", "much"}, config.ExitUsage, "as 4096 or 4KiB"},
+		{[]string{"--socket", socket, "--guard-us", "0"}, config.ExitUsage, "--guard-us"},
+		{[]string{"--socket", socket, "--outstanding", "0"}, config.ExitUsage, "--outstanding"},
+		{[]string{"--socket", socket, "--outstanding", "1025"}, config.ExitUsage, "1 to 1024"},
+		{[]string{"--socket", "/" + strings.Repeat("s", 101)}, config.ExitUsage, "at most 99 bytes"},
+		{[]string{"--socket", filepath.Join(socket, "none", "pfd.sock")}, config.ExitFailed, "no such file or directory"},
 	} {
 		t.Run(strings.Join(tc.args, " "), func(t *testing.T) {
 			var out bytes.Buffer

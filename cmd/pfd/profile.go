@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"runtime/pprof"
+
+	"github.com/exanet/pfd/internal/config"
 )
 
 // main runs pfd and writes a CPU profile of it into the directory $PFD_PROFILES (make pgo).
@@ -20,13 +22,13 @@ func profiled(dir string) int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "pfd: profile:", err)
-		return exitFailed
+		return config.ExitFailed
 	}
 	code := execute()
 	pprof.StopCPUProfile()
 	if err := f.Close(); err != nil {
 		fmt.Fprintln(os.Stderr, "pfd: profile:", err)
-		return exitFailed
+		return config.ExitFailed
 	}
 	return code
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -11,41 +9,11 @@ import (
 	"github.com/exanet/pfd/daemon"
 	"github.com/exanet/pfd/daemon/control"
 	"github.com/exanet/pfd/internal/config"
-	"github.com/exanet/pfd/internal/limits"
-	"github.com/exanet/pfd/internal/version"
 )
 
-// Exit codes; they equal exanetctl's (spec/api.md).
-const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2
-)
-
-// errUsage marks wrong usage; the exit code is exitUsage.
-var errUsage = errors.New("wrong usage")
-
-// run runs one command line until ctx ends, and returns the exit code. It prints an error as
-// one line on standard error.
+// run runs one command line until ctx ends, and returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	cmd := command(args, stderr)
-	cmd.SetArgs(args)
-	out := &config.Output{W: stdout}
-	cmd.SetOut(out)
-	cmd.SetErr(stderr)
-	err := cmd.ExecuteContext(ctx)
-	if err == nil && out.Err != nil {
-		err = fmt.Errorf("standard output: %w", out.Err)
-	}
-	if err == nil {
-		return exitOK
-	}
-	fmt.Fprintf(stderr, "pfd: %v\n", limits.Explain(err))
-	if errors.Is(err, errUsage) || errors.Is(err, daemon.ErrConfig) || errors.Is(err, control.ErrSocketPath) || errors.Is(err, config.ErrConfig) {
-		fmt.Fprintln(stderr, "See pfd --help.")
-		return exitUsage
-	}
-	return exitFailed
+	return config.Execute(ctx, command(args, stderr), args, stdout, stderr, daemon.ErrConfig, control.ErrSocketPath, config.ErrConfig)
 }
 
 func command(args []string, stderr io.Writer) *cobra.Command {
@@ -67,15 +35,6 @@ running transfers, and exits with code 0. SIGHUP makes it read --config again
 and apply the settings that can change. Other exit codes: 1 failed, 2 wrong usage.`,
 		Example: `  pfd --nodes 2 --socket /tmp/pfd.sock
   exanetctl --socket /tmp/pfd.sock status`,
-		Version:       version.String(),
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fmt.Errorf("%w: pfd accepts only flags, not %q", errUsage, args[0])
-			}
-			return nil
-		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.load(cmd.Flags()); err != nil {
 				return err
@@ -86,10 +45,7 @@ and apply the settings that can change. Other exit codes: 1 failed, 2 wrong usag
 			return serve(cmd.Context(), o, stderr)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fmt.Errorf("%w: %w", errUsage, config.Explain(cmd.Flags(), err))
-	})
-	config.UseHelp(cmd)
+	config.Program(cmd)
 	o.flags(cmd.Flags())
 	return cmd
 }

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/exanet/pfd/internal/config"
 )
 
 // A running pfd has dropped its privileges in each thread. It still reloads its configuration,
@@ -57,7 +59,7 @@ func TestSandbox(t *testing.T) {
 				t.Errorf("status %+v", s)
 			}
 			p.signal(syscall.SIGTERM)
-			if code := p.code(); code != exitOK {
+			if code := p.code(); code != config.ExitOK {
 				t.Errorf("exit code %d: %s", code, l.buf.String())
 			}
 			for _, path := range []string{socket, socket + ".attach"} {
@@ -114,7 +116,7 @@ func TestFilteredMoves(t *testing.T) {
 	l.waitFor("allow both in its seccomp policy")
 	l.waitFor("msg=ready")
 	p.signal(syscall.SIGTERM)
-	if code := p.code(); code != exitOK {
+	if code := p.code(); code != config.ExitOK {
 		t.Errorf("exit code %d: %s", code, l.buf.String())
 	}
 }

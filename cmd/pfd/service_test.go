@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/daemon/control"
+	"github.com/exanet/pfd/internal/config"
 	"github.com/exanet/pfd/internal/sim"
 )
 
@@ -127,7 +128,7 @@ func TestConfigurationFile(t *testing.T) {
 		t.Errorf("status after a bad file %+v", s)
 	}
 	p.signal(syscall.SIGTERM)
-	if c := p.code(); c != exitOK {
+	if c := p.code(); c != config.ExitOK {
 		t.Errorf("exit code %d", c)
 	}
 }
@@ -165,23 +166,23 @@ func TestBadConfigurationFile(t *testing.T) {
 		for _, args := range [][]string{{"--check-config"}, nil} {
 			var out bytes.Buffer
 			args = append(args, "--config", file, "--socket", filepath.Join(dir, "s"))
-			if c := run(context.Background(), args, &out, &out); c != exitUsage || !strings.Contains(out.String(), tc.want) {
+			if c := run(context.Background(), args, &out, &out); c != config.ExitUsage || !strings.Contains(out.String(), tc.want) {
 				t.Errorf("%q with %q: exit code %d: %s", tc.text, args, c, out.String())
 			}
 		}
 	}
 	writeFile(t, file, "nodes = 3\n")
 	var said bytes.Buffer
-	if c := run(context.Background(), []string{"--check-config", "--config", file}, &said, &said); c != exitOK || said.String() != file+" is valid\n" {
+	if c := run(context.Background(), []string{"--check-config", "--config", file}, &said, &said); c != config.ExitOK || said.String() != file+" is valid\n" {
 		t.Errorf("a good file: exit code %d: %s", c, said.String())
 	}
 	// The command line overrides the file.
 	said.Reset()
-	if c := run(context.Background(), []string{"--check-config", "--config", file, "--nodes", "0"}, &said, &said); c != exitUsage || strings.Contains(said.String(), file+":1") {
+	if c := run(context.Background(), []string{"--check-config", "--config", file, "--nodes", "0"}, &said, &said); c != config.ExitUsage || strings.Contains(said.String(), file+":1") {
 		t.Errorf("a bad flag and a good file: exit code %d: %s", c, said.String())
 	}
 	var out bytes.Buffer
-	if c := run(context.Background(), []string{"--config", filepath.Join(dir, "none.toml")}, &out, &out); c != exitUsage || !strings.Contains(out.String(), "no such file") {
+	if c := run(context.Background(), []string{"--config", filepath.Join(dir, "none.toml")}, &out, &out); c != config.ExitUsage || !strings.Contains(out.String(), "no such file") {
 		t.Errorf("no file: exit code %d: %s", c, out.String())
 	}
 }
@@ -225,7 +226,7 @@ func TestLogThatCannotBeWritten(t *testing.T) {
 				}
 			}
 			p.signal(syscall.SIGTERM)
-			if c := p.code(); c != exitOK {
+			if c := p.code(); c != config.ExitOK {
 				t.Errorf("exit code %d", c)
 			}
 		})
@@ -252,7 +253,7 @@ func TestLogThatCannotBeWritten(t *testing.T) {
 		p := startWith(t, w, "--socket", socket)
 		p.ready(socket)
 		p.signal(syscall.SIGTERM)
-		if c := p.code(); c != exitOK {
+		if c := p.code(); c != config.ExitOK {
 			t.Errorf("exit code %d", c)
 		}
 	})
@@ -302,7 +303,7 @@ func TestRecordAndTrace(t *testing.T) {
 	p := startWith(t, l, "--socket", socket, "--record", rec, "--trace-registers="+trace, "--firmware-options", "none")
 	p.ready(socket)
 	p.signal(syscall.SIGTERM)
-	if c := p.code(); c != exitOK {
+	if c := p.code(); c != config.ExitOK {
 		t.Fatalf("exit code %d", c)
 	}
 	f, err := os.Open(rec)
@@ -352,7 +353,7 @@ func TestWaitsForDevice(t *testing.T) {
 		t.Errorf("the service manager receives %q, %v", s, err)
 	}
 	p.signal(syscall.SIGTERM)
-	if c := p.code(); c != exitOK {
+	if c := p.code(); c != config.ExitOK {
 		t.Errorf("exit code %d", c)
 	}
 }

@@ -325,10 +325,19 @@ func (c *Config) directory() (*domain.Directory, error) {
 	if err != nil {
 		return nil, err
 	}
-	return domain.NewDirectory(domain.DirectoryConfig{
-		First: c.FirstPDID, Last: c.LastPDID, GroupSize: c.GroupSize, Quota: c.Quota, Groups: groups,
+	made := domain.DirectoryConfig{
+		First: c.FirstPDID, Last: c.LastPDID, GroupSize: c.GroupSize, Quota: c.Quota,
 		KeepLast: func(uid uint32) bool { return !quota.Privileged(uid) },
-	})
+	}
+	if _, err := domain.NewDirectory(made); err != nil {
+		return nil, err
+	}
+	made.Groups = groups
+	d, err := domain.NewDirectory(made)
+	if err != nil {
+		return nil, fmt.Errorf("%w: groups in %s: %w", ErrConfig, c.Groups, err)
+	}
+	return d, nil
 }
 
 // groups reads the file of groups, if there is one.

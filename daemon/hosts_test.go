@@ -135,6 +135,9 @@ func TestHosts(t *testing.T) {
 		t.Error(err)
 	}
 	var reply *control.ReplyError
+	if _, err := c.CutHost(ctx, "a", time.Second); err == nil || !strings.Contains(err.Error(), "a is this host") {
+		t.Errorf("cutting the link to this host: %v", err)
+	}
 	if _, err := c.CutHost(ctx, "c", time.Second); !errors.As(err, &reply) || reply.Code != control.CodeNotFound {
 		t.Errorf("cutting a host that is not there: %v", err)
 	}
@@ -178,5 +181,19 @@ func TestGroupsDigest(t *testing.T) {
 	}
 	if groupsDigest(nil, 16) != [32]byte{} {
 		t.Error("without groups the digest is not zero")
+	}
+}
+
+// An error about a group names the file of groups, and one about the range of PDIDs does not.
+func TestGroupsOfOwnRange(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "groups")
+	if err := os.WriteFile(file, []byte("0 default 0x110\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for last, want := range map[device.PDID]string{0x1ff: "groups in " + file + `: bad PDID range: group "default" of uid 0 has PDIDs 0x110 to 0x11f`, 1: "bad PDID range: 256 to 1"} {
+		c := Config{FirstPDID: 0x100, LastPDID: last, Groups: file}
+		if err := c.CheckGroups(); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), file) != (last == 0x1ff) {
+			t.Errorf("up to PDID %#x: %v, want %s", last, err, want)
+		}
 	}
 }

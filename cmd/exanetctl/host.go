@@ -75,7 +75,11 @@ func (a *app) hostCommand(more ...*cobra.Command) *cobra.Command {
 		}
 		if len(args) > 0 {
 			r.Hosts = slices.DeleteFunc(r.Hosts, func(h control.Host) bool { return h.Name != args[0] })
-			if len(r.Hosts) == 0 {
+			switch {
+			case len(r.Hosts) > 0:
+			case args[0] == r.Self:
+				return fmt.Errorf("%s is this host: `exanetctl host` lists the others", args[0])
+			default:
 				return fmt.Errorf("no host %s: `exanetctl host` lists them", args[0])
 			}
 		}

@@ -36,6 +36,9 @@ DIR/ca.key makes certificates for any host: keep it secret, and on no host.`,
 			if err != nil {
 				return err
 			}
+			if strings.Contains(args[0], "=") {
+				return usagef("%q is a host, and the directory is missing: want it first, as exanetctl host init lab %[1]s", args[0])
+			}
 			if cluster == "" {
 				cluster = filepath.Base(filepath.Clean(args[0]))
 			}
@@ -106,11 +109,11 @@ func newHosts(args []string) (list []hosts.New, err error) {
 	for _, arg := range args {
 		name, rest, ok := strings.Cut(arg, "=")
 		address, option, more := strings.Cut(rest, ",")
-		n := hosts.New{Name: name, Address: address, Nodes: 1}
+		n := hosts.New{Name: name, Address: address}
 		if more {
 			count, isNodes := strings.CutPrefix(option, "nodes=")
 			n.Nodes, err = strconv.Atoi(count)
-			ok = ok && isNodes && err == nil
+			ok = ok && isNodes && err == nil && n.Nodes > 0
 		}
 		if !ok || name == "" || address == "" {
 			return nil, usagef("%q: want HOST=ADDRESS or HOST=ADDRESS,nodes=N, as a=192.0.2.1,nodes=4", arg)

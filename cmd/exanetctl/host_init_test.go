@@ -57,6 +57,7 @@ func TestHostInit(t *testing.T) {
 		want string
 	}{
 		{[]string{"init", dir}, exitUsage, "an argument is missing"},
+		{[]string{"init", "a=x", "b=y"}, exitUsage, `"a=x" is a host, and the directory is missing`},
 		{[]string{"init", dir, "a"}, exitUsage, `"a": want HOST=ADDRESS or HOST=ADDRESS,nodes=N`},
 		{[]string{"init", dir, "a=x,node=1"}, exitUsage, `"a=x,node=1": want HOST=ADDRESS`},
 		{[]string{"init", dir, "a=x,nodes=many"}, exitUsage, `want HOST=ADDRESS`},

@@ -32,3 +32,13 @@ func TestHostWords(t *testing.T) {
 		}
 	}
 }
+
+// The name of this host is no mistake that the list could mend.
+func TestOwnHost(t *testing.T) {
+	d := startDaemon(t, map[string]any{control.PathHosts: control.Hosts{Version: 1, Self: "a", Hosts: []control.Host{{Name: "b"}}}})
+	for name, want := range map[string]string{"a": "a is this host", "z": "no host z"} {
+		if code, _, errs := ctl("host", name, "--socket", d.socket); code != exitFailed || !strings.Contains(errs, want) {
+			t.Errorf("code %d, %s, want %s", code, errs, want)
+		}
+	}
+}

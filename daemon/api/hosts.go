@@ -56,6 +56,9 @@ func (srv *Server) changeHost(ctx context.Context, q *query, what string, change
 	if srv.cfg.Links != nil {
 		err = change(srv.cfg.Links)
 	}
+	if errors.Is(err, link.ErrHost) && srv.cfg.Links != nil && srv.cfg.Links.View().Self == q.host {
+		return nil, &failure{http.StatusNotFound, control.CodeNotFound, q.host + " is this host: name another one of `exanetctl host`"}
+	}
 	if errors.Is(err, link.ErrHost) {
 		return nil, &failure{http.StatusNotFound, control.CodeNotFound, "no host " + q.host + ": `exanetctl host` lists them"}
 	}

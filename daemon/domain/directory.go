@@ -133,7 +133,7 @@ func (d *Directory) give(g Group) error {
 	case first == 0 || last > uint32(device.MaxPDID):
 		return fmt.Errorf("%w: group %q of uid %d has PDIDs %d to %d; use PDIDs within 1 to %d", ErrRange, g.Name, g.UID, first, last, device.MaxPDID)
 	case first <= d.last && last >= d.first:
-		return fmt.Errorf("%w: group %q of uid %d has PDIDs %d to %d, which overlap pfd's own range %d to %d; use disjoint ranges", ErrRange, g.Name, g.UID, first, last, d.first, d.last)
+		return fmt.Errorf("%w: group %q of uid %d has PDIDs %#x to %#x, which overlap pfd's own range %#x to %#x; use disjoint ranges", ErrRange, g.Name, g.UID, first, last, d.first, d.last)
 	case d.groups[k] != nil:
 		return fmt.Errorf("%w: group %q of uid %d is listed twice", ErrRange, g.Name, g.UID)
 	}

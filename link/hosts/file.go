@@ -138,6 +138,8 @@ func atLine(path string, err error) error {
 		text := strings.TrimPrefix(bad.Error(), "toml: ")
 		if _, field, ok := strings.Cut(text, "struct field hosts."); ok { // a value of another type
 			text = wants(field)
+		} else if strings.HasSuffix(text, "already exists") { // a second [host], or a key twice
+			text += ": give a key once, and begin each host with [[host]]"
 		}
 		return fmt.Errorf("%w %s:%d: %s", ErrFile, path, line, text)
 	}

@@ -67,6 +67,7 @@ func TestBadFiles(t *testing.T) {
 		{head + "[[hosts]]\n", `hosts.toml:2: unknown key "hosts": the keys are cluster, tls, `},
 		{head + hostA + "node = 1\n", `hosts.toml:7: unknown key "host.node": the keys are name, address, nodes, `},
 		{head + "host = \"a\"\n", "hosts.toml:2: host: want a [[host]]"},
+		{head + "[host]\n[host]\n", "hosts.toml:3: table host already exists: give a key once, and begin each host with [[host]]"},
 		{head + "[host]\nname = \"a\"\n", "hosts.toml:2: host a: address"},
 		{head + "tls = true\n", `hosts.toml:2: tls: want "on" or "off"`},
 		{head + "trusted-network = 1\n", "hosts.toml:2: trusted-network: want a text"},
@@ -181,8 +182,9 @@ func TestInitAndAdd(t *testing.T) {
 		text string
 	}{
 		{New{"d", "d", 1}, ErrExists, "d.key exists"},
-		{New{"a", "192.0.2.1", 1}, ErrExists, "a.pem exists"},
-		{New{"a", "192.0.2.9", 1}, ErrFile, "the name is also that of the host at 192.0.2.1:9480"},
+		{New{"a", "192.0.2.1", 0}, ErrExists, "a.pem exists"},
+		{New{"a", "192.0.2.9", 1}, ErrFile, `address is "192.0.2.1:9480", not "192.0.2.9:9480": for another host`},
+		{New{"c", "c.example", 3}, ErrFile, "it has 2 nodes, not 3: a certificate is renewed without nodes="},
 		{New{"e", "c.example:9480", 1}, ErrFile, "is also that of host c"},
 		{New{"e/", "e", 1}, ErrFile, "want 1 to 63 letters"},
 		{New{"e", "", 1}, ErrFile, "want HOST:PORT"},
@@ -205,7 +207,7 @@ func TestInitAndAdd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r, err := Add(dir, New{"c", "c.example", 1}, now); err != nil || r.Nodes != "5-6" || !r.Renewed || len(r.Files) != 3 {
+	if r, err := Add(dir, New{"c", "c.example", 0}, now); err != nil || r.Nodes != "5-6" || !r.Renewed || len(r.Files) != 3 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := os.Remove(filepath.Join(dir, caKey)); err != nil {

@@ -41,7 +41,7 @@ var ErrExists = errors.New("nothing is overwritten")
 type New struct {
 	Name    string
 	Address string // HOST or HOST:PORT
-	Nodes   int
+	Nodes   int    // 0: one, or as many as it has
 }
 
 // Ready is a host whose files were made.
@@ -122,7 +122,15 @@ func Add(dir string, n New, now time.Time) (*Ready, error) {
 	}
 	w, old := &writer{}, f
 	i := slices.IndexFunc(f.Hosts, func(h Host) bool { return h.Name == n.Name })
-	if i < 0 || f.Hosts[i].Address != withPort(n.Address) {
+	if i >= 0 {
+		h := &f.Hosts[i]
+		if h.Address != withPort(n.Address) {
+			return nil, f.fault(i, "address", "its address is %q, not %q: for another host give another name; to change the address edit hosts.toml on all hosts", h.Address, withPort(n.Address))
+		}
+		if has := int(h.nodes[1]-h.nodes[0]) + 1; n.Nodes != 0 && n.Nodes != has {
+			return nil, f.fault(i, "nodes", "it has %d nodes, not %d: a certificate is renewed without nodes=; to change the nodes edit hosts.toml on all hosts", has, n.Nodes)
+		}
+	} else {
 		if text, err = addHosts(path, text, f, []New{n}); err != nil {
 			return nil, err
 		}
@@ -161,6 +169,9 @@ func addHosts(path string, text []byte, f *File, list []New) ([]byte, error) {
 		text = append(text, '\n')
 	}
 	for _, n := range list {
+		if n.Nodes == 0 {
+			n.Nodes = 1
+		}
 		if n.Nodes < 1 || n.Nodes > handover.MaxNodes {
 			return nil, fmt.Errorf("%w %s: host %s: %d nodes: want 1 to %d", ErrFile, path, n.Name, n.Nodes, handover.MaxNodes)
 		}

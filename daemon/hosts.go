@@ -41,6 +41,7 @@ type hosts struct {
 	changes chan handover.State
 	host    *session.Host // set before serve is called: without it there are no links
 	users   []uint32      // of exanet-hostd, besides root and pfd's own user
+	groups  sharedGroups
 
 	mu      sync.Mutex
 	conn    *handover.Conn // of the newest exanet-hostd; nil: none is connected
@@ -55,7 +56,10 @@ type hosts struct {
 
 // newHosts returns the links of a pfd, and their connection to exanet-hostd.
 func newHosts(cfg *Config, groups []domain.Group, log *slog.Logger) *hosts {
-	h := &hosts{log: log, changes: make(chan handover.State, stateRoom), nodes: map[string]link.Range{}}
+	h := &hosts{
+		log: log, changes: make(chan handover.State, stateRoom), nodes: map[string]link.Range{},
+		groups: sharedGroups{file: cfg.Groups, size: cfg.GroupSize, list: groups},
+	}
 	h.links = link.New(link.Config{Identity: cfg.identity(groups), Log: log, Changed: h.changed, Told: h.told})
 	// Without that user, as where no package is installed, root or pfd's own user runs it.
 	if u, err := user.Lookup(hostdUser); err == nil {
@@ -271,7 +275,10 @@ func (h *hosts) table(t *handover.Table, credentials *os.File) error {
 		}
 	}
 	h.mu.Unlock()
-	err, text := h.links.SetTable(next), ""
+	err, text := h.groups.check(next.Hosts), ""
+	if err == nil {
+		err = h.links.SetTable(next)
+	}
 	if err == nil {
 		h.host.SetHosts(others)
 	}
@@ -340,6 +347,28 @@ func (c *Config) identity(groups []domain.Group) link.Identity {
 		PDIDs:  [2]device.PDID{cmp.Or(c.FirstPDID, 1), cmp.Or(c.LastPDID, device.MaxPDID)},
 		Groups: groupsDigest(groups, c.GroupSize),
 	}
+}
+
+// sharedGroups are the groups of the file that the hosts share.
+type sharedGroups struct {
+	file string
+	size int
+	list []domain.Group
+}
+
+// check returns an error that matches link.ErrTable if a group has PDIDs of a host's block: these are its
+// processes' alone, so frames of the group from elsewhere would be dropped as forged.
+func (g *sharedGroups) check(table []link.Host) error {
+	for _, o := range g.list {
+		last := o.First + device.PDID(g.size) - 1
+		for _, h := range table {
+			if o.First <= h.PDIDs[1] && h.PDIDs[0] <= last {
+				return fmt.Errorf("%w: group %s of user %d has PDIDs %#x-%#x in %s, and host %s has PDIDs %#x-%#x: give the group PDIDs that no host has, in the groups of all hosts, and restart their pfds",
+					link.ErrTable, o.Name, o.UID, o.First, last, g.file, h.Name, h.PDIDs[0], h.PDIDs[1])
+			}
+		}
+	}
+	return nil
 }
 
 // groupsDigest returns the digest of the groups that pfds share, zero without groups. Order and comments

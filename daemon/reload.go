@@ -43,6 +43,7 @@ var settings = []setting{
 	{"trace-registers", func(c *Config) any { return c.Trace }, false},
 	{"window", func(c *Config) any { return c.Window }, false},
 	{"window-idle", func(c *Config) any { return c.WindowIdle }, false},
+	{"unsafe-noiommu", func(c *Config) any { return c.UnsafeNoIOMMU }, false},
 	{"registers", func(c *Config) any { return c.Registers }, false},
 	{"pdid-range", func(c *Config) any { return [2]any{c.FirstPDID, c.LastPDID} }, false},
 	{"groups", func(c *Config) any { return c.Groups }, false},

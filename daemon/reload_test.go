@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -222,4 +223,43 @@ func (b *syncBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
+}
+
+// Reload knows each value of the configuration that comes from a flag: none changes without a word.
+func TestSettings(t *testing.T) {
+	elsewhere := map[string]string{
+		"MakeDirectory": "of the default socket", "Log": "made once", "Level": "is set by Reload", "LogLimit": "a part of Log",
+		"LogFile": "a part of Log", "Traced": "a part of --trace", "Discard": "not a flag",
+	}
+	typ := reflect.TypeFor[Config]()
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		if elsewhere[f.Name] != "" {
+			continue
+		}
+		var a, b Config
+		set(t, reflect.ValueOf(&b).Elem().Field(i))
+		if !slices.ContainsFunc(settings, func(s setting) bool { return s.value(&a) != s.value(&b) }) {
+			t.Errorf("Config.%s is in no setting", f.Name)
+		}
+	}
+}
+
+// set changes a zero value.
+func set(t *testing.T, v reflect.Value) {
+	t.Helper()
+	switch {
+	case v.CanInt():
+		v.SetInt(1)
+	case v.CanUint():
+		v.SetUint(1)
+	case v.Kind() == reflect.Bool:
+		v.SetBool(true)
+	case v.Kind() == reflect.String:
+		v.SetString("x")
+	case v.Kind() == reflect.Struct:
+		set(t, v.Field(0))
+	default:
+		t.Fatalf("no value for %v", v.Type())
+	}
 }

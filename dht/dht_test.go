@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -371,8 +372,11 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// TestLocks: the lock of a thread that has ended is taken away; one that is alive is waited for.
-func TestLocks(t *testing.T) {
+// TestLocks: the lock of a thread that has ended is taken away, also if it ends later; one that is alive is
+// waited for, longer than a link may be down.
+func TestLocks(t *testing.T) { synctest.Test(t, testLocks) }
+
+func testLocks(t *testing.T) {
 	m := newWords()
 	table := mustCreate(t, m, Options{Nodes: []device.NodeID{0}, Keys: 1})
 	ok(t, table.Put(ctx, 1, value(1)))
@@ -386,6 +390,16 @@ func TestLocks(t *testing.T) {
 	lock()
 	if v, has, err := table.Get(ctx, 1); v != value(1) || !has || err != nil {
 		t.Error(v, has, err)
+	}
+	lock()
+	m.alive[0x840000] = true
+	end := time.AfterFunc(9*time.Second, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.alive[0x840000] = false
+	})
+	if v, has, err := table.Get(ctx, 1); v != value(1) || !has || err != nil || end.Stop() {
+		t.Error("while a thread lives:", v, has, err)
 	}
 	lock()
 	m.alive[0x840000] = true
@@ -422,7 +436,7 @@ func TestScribbles(t *testing.T) {
 			case 3:
 				w[0], w[1] = w[0]&^flagLock|flagIndirect, uint64(addresses[r.IntN(len(addresses))])&^4095
 			}
-			w[0] &^= flagLock // a live thread's lock is only a wait of a second
+			w[0] &^= flagLock // a live thread's lock is only a wait
 			m.at[at] = w
 		}
 		operations := 0

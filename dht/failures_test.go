@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/exanet/pfd/device"
@@ -15,7 +16,9 @@ import (
 
 // TestLocksWithoutEnd: a member of the tree that takes the lock again and again does not keep a get for
 // longer than one that holds it.
-func TestLocksWithoutEnd(t *testing.T) {
+func TestLocksWithoutEnd(t *testing.T) { synctest.Test(t, testLocksWithoutEnd) }
+
+func testLocksWithoutEnd(t *testing.T) {
 	m := newWords()
 	table := mustCreate(t, m, Options{Nodes: []device.NodeID{0}, Keys: 1})
 	ok(t, table.Put(ctx, 1, value(1)))

@@ -78,10 +78,12 @@ func (t *Table) checkContainer(at, container gsas.Address) error {
 }
 
 // lockPatience is for how long a search reads a locked element again before it asks whether the thread
-// that holds the lock is alive; lockLimit is for how long it waits for one that is.
+// that holds the lock is alive, then after twice that and so on, at least each askAgain; lockLimit is for how
+// long it waits for one that is. The link to its host may be down for nine seconds (package gsas).
 const (
 	lockPatience = time.Millisecond
-	lockLimit    = time.Second
+	askAgain     = 100 * time.Millisecond
+	lockLimit    = 10 * time.Second
 )
 
 // load reads an element that nobody holds the lock of. The lock of a thread that has ended is taken
@@ -93,19 +95,19 @@ func (t *Table) load(ctx context.Context, at gsas.Address) (element, error) {
 		return e, err
 	}
 	began := time.Now()
-	for start, asked := began, false; ; {
+	for start, ask := began, lockPatience; ; {
 		time.Sleep(lockPatience / 10)
 		if w, err = t.memory.Load256(ctx, at); err != nil || !element(w).locked() {
 			return element(w), err
 		}
 		if e != element(w) {
-			e, start, asked = element(w), time.Now(), false
+			e, start, ask = element(w), time.Now(), lockPatience
 		}
 		switch {
 		case time.Since(began) > lockLimit: // also if others take it one after the other
 			return element{}, fmt.Errorf("thread %#x holds the lock of the element at %#x: %w", e.holder(), at, ErrBusy)
-		case time.Since(start) > lockPatience && !asked:
-			asked = true
+		case time.Since(start) > ask:
+			ask += min(ask, askAgain)
 			alive, err := t.memory.Alive(ctx, e.holder())
 			if err != nil {
 				return element{}, err

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/rdma"
@@ -53,13 +54,20 @@ type call struct {
 func NewThread(ep *rdma.Endpoint) (*Thread, error) { return newThread(ep, Token{}) }
 
 // Join makes a thread in the tree with a token, which a process of the same user has begun with the
-// same pfd, or with that of another host of the cluster. pfd's refusal is an *attach.RefusedError: with
-// code attach.CodeNotFound if there is no such tree.
+// same pfd, or with that of another host of the cluster. It waits for nine seconds for a link that is down.
+// pfd's refusal is an *attach.RefusedError: with code attach.CodeNotFound if there is no such tree.
 func Join(ep *rdma.Endpoint, token Token) (*Thread, error) {
 	if token == (Token{}) {
 		return nil, fmt.Errorf("join a tree: %w: the token is zero", rdma.ErrRequest)
 	}
-	return newThread(ep, token)
+	for end := time.Now().Add(silence); ; time.Sleep(askAgain) {
+		t, err := newThread(ep, token)
+		// The pfd of the root of the tree has not answered. Other requests of the endpoint have their turn.
+		var refused *attach.RefusedError
+		if !errors.As(err, &refused) || refused.Code != attach.CodeBusy || time.Now().After(end) {
+			return t, err
+		}
+	}
 }
 
 func newThread(ep *rdma.Endpoint, token Token) (*Thread, error) {

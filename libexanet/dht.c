@@ -70,14 +70,13 @@ static int write_if(exanet_dht *t, uint64_t at, uint64_t expected, const uint64_
 static int load(exanet_dht *t, uint64_t at, uint64_t *e)
 {
 	uint64_t was = 0;
-	int64_t began = 0, since = 0, pause = LOCK_ASK / 10;
-	bool asked = false;
+	int64_t began = 0, since = 0, ask = LOCK_ASK, pause = LOCK_ASK / 10;
 	int error;
 	while (!(error = load_words(t, at, e)) && e[0] & LOCK) {
 		if (e[0] != was) {
 			was = e[0];
 			since = now();
-			asked = false;
+			ask = LOCK_ASK;
 		}
 		began = began ? began : since;
 		rest(&pause, LOCK_ASK / 10);
@@ -85,9 +84,9 @@ static int load(exanet_dht *t, uint64_t at, uint64_t *e)
 		const uint32_t holder = e[0] >> 8 & 0xffffff;
 		if (now() - began > LOCK_LIMIT)	/* also if others take it one after the other */
 			return fail(EBUSY, "thread %#" PRIx32 " holds the lock of the element at %#" PRIx64, holder, at);
-		if (waited <= LOCK_ASK || asked)
+		if (waited <= ask)
 			continue;
-		asked = true;
+		ask += ask < LOCK_AGAIN ? ask : LOCK_AGAIN;
 		const int alive = exanet_gsas_alive(t->g, holder);
 		if (!alive) {
 			const uint64_t freed[4] = { dht_next(e[0], e[0] & (INDIRECT | DELETED | RECORD)), e[1], e[2], e[3] };

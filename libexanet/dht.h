@@ -5,11 +5,12 @@
 #include "exanet_dht.h"
 #include "gsas.h"
 
-/* Values are defined by docs/dht.md, those of the second line by this project. LOCK_ASK, LOCK_LIMIT, RETIREMENT: ns. */
+/* Values are defined by docs/dht.md, those of the second line by this project. LOCK_*, RETIREMENT: ns. */
 enum { ELEMENT = 32, PAGE = 4096, LAYOUT = 2, LEVELS = 8, BUCKET = 8, LOG_LEAST = 7, LOG_MOST = 40, TABLES = PAGE / ELEMENT,
        HEADER_ELEMENTS = 2, RECORD_HEADER = 8, RECORD_MOST = RECORD_HEADER + EXANET_DHT_KEY + EXANET_DHT_VALUE };
 enum { MAX_NODES = 4 * (PAGE / ELEMENT - HEADER_ELEMENTS), COUNTED = 256, ATTEMPTS = 10000, SLOW_LIMIT = 64, CONTAINERS = 4, RECORD_PAGES = 8,
-       LOCK_ASK = 1000000, LOCK_LIMIT = 1000000000, RETIREMENT = 10000000 };
+       LOCK_ASK = 1000000, LOCK_AGAIN = 100000000, RETIREMENT = 10000000 };
+#define LOCK_LIMIT INT64_C(10000000000)	/* a link may be down for SILENCE (gsas.c) */
 #define MAGIC UINT64_C(0x4854444e41584521)
 enum { INDIRECT = 1, LOCK = 2, DELETED = 4, RECORD = 8 };
 

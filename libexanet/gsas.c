@@ -167,7 +167,12 @@ int exanet_gsas_join(exanet *e, const char *text, exanet_gsas **g)
 	}
 	if (n != 32 || text[n] || !any)
 		return fail(EINVAL, "\"%.40s\" is not the token of a tree: give its 32 hexadecimal digits", text);
-	return make_thread(e, token, g);
+	/* EAGAIN: the pfd of the root of the tree has not answered. Other requests have their turn. */
+	for (int64_t pause = ASK_AGAIN, end = now() + SILENCE;; rest(&pause, PAUSE_MOST)) {
+		int error = make_thread(e, token, g);
+		if (error != -EAGAIN || now() >= end)
+			return error;
+	}
 }
 
 /* release frees a thread that the attachment does not have any more. */

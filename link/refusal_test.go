@@ -138,24 +138,24 @@ func contains(s string, words []string) bool {
 
 // Certificates end links: a revoked one, and one whose time is past. A new one brings the link back.
 func TestCertificatesEndLinks(t *testing.T) {
-	r := newRig(t, 2, true)
-	a, b := r.two()
-	table := r.tableOf(0)
-	table.Revoked = []string{"65"}
-	if err := a.SetTable(table); err != nil {
-		t.Fatal(err)
-	}
-	a.awaitReady(t, false)
-	b.awaitReady(t, false)
-	a.awaitInfo(t, "b", "error", func(i Info) bool { return contains(i.LastError, []string{"certificate 65", "revoked"}) })
-	own := r.tableOf(1)
-	own.Credentials = r.ca.issue(0x77, "exanet://test/node/2-3", 2*time.Second)
-	if err := b.SetTable(own); err != nil {
-		t.Fatal(err)
-	}
-	a.awaitReady(t, true)
-	a.awaitInfo(t, "b", "error", func(i Info) bool { return contains(i.LastError, []string{"certificate 77", "expired"}) })
-	a.awaitReady(t, false)
+	cabled(t, func(r *rig, _ *cable, a, b *host) {
+		table := r.tableOf(0)
+		table.Revoked = []string{"65"}
+		if err := a.SetTable(table); err != nil {
+			t.Fatal(err)
+		}
+		a.awaitReady(t, false)
+		b.awaitReady(t, false)
+		a.awaitInfo(t, "b", "error", func(i Info) bool { return contains(i.LastError, []string{"certificate 65", "revoked"}) })
+		own := r.tableOf(1)
+		own.Credentials = r.ca.issue(0x77, "exanet://test/node/2-3", 20*time.Second)
+		if err := b.SetTable(own); err != nil {
+			t.Fatal(err)
+		}
+		a.awaitReady(t, true)
+		a.awaitInfo(t, "b", "error", func(i Info) bool { return contains(i.LastError, []string{"certificate 77", "expired"}) })
+		a.awaitReady(t, false)
+	})
 }
 
 // A trusted host that claims another's nodes by its name, its HELLO or its frames is refused, and

@@ -224,8 +224,12 @@ type rig struct {
 	sink     func(*host) Sink
 }
 
-// timing is short, so that tests are.
-var timing = Timing{BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond}
+// timing lets hosts dial often, so that tests are short. Its other times are so long that none of them
+// passes in a test that shares its processors: the tests of what happens then have a clock of their own.
+var timing = Timing{
+	Heartbeat: time.Second, Handshake: time.Minute, Unreachable: time.Minute,
+	BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond,
+}
 
 func newRig(t testing.TB, n int, tls bool) *rig {
 	r := &rig{t: t, hosts: make([]atomic.Pointer[host], n)}

@@ -12,8 +12,11 @@ import (
 
 // Values below are defined by this project.
 const (
-	// ownerAnswers is how long the pfd that has a tree may take to answer about it.
+	// ownerAnswers is how long the pfd that has a tree may take to answer about it: an operation waits for
+	// that, which delays no other. A process that joins a tree waits for joinAnswers, which delays its other
+	// requests; the libraries join again until the link may be down no longer.
 	ownerAnswers = 5 * time.Second
+	joinAnswers  = time.Second
 	// tellPause is after what time a host is told all again whose link had no room for a message.
 	tellPause = 100 * time.Millisecond
 )
@@ -42,25 +45,28 @@ func (t *trees) tell(host string, m tree.Message) bool {
 	return false
 }
 
-// find waits until the owner of a tree has said whose it is.
-func (t *trees) find(ctx context.Context, p atomics.Protection) (uid uint32, err error) {
+// find waits until the owner of a tree has said whose it is. A tree of which it says nothing is forgotten.
+func (t *trees) find(ctx context.Context, p atomics.Protection, most time.Duration) error {
 	ask := true
-	err = t.owner(ctx, func() (wait <-chan struct{}, err error) {
-		uid, wait, err = t.dir.Find(p, ask)
+	err := t.owner(ctx, most, func() (wait <-chan struct{}, err error) {
+		_, wait, err = t.dir.Find(p, ask)
 		ask = false
 		return wait, err
 	})
-	return uid, err
+	if errors.Is(err, errOwner) || errors.Is(err, errStopped) {
+		t.dir.Unanswered(p)
+	}
+	return err
 }
 
 // confirm waits until the owner of a thread's tree knows of the thread.
 func (t *trees) confirm(ctx context.Context, th tree.Thread) error {
-	return t.owner(ctx, func() (<-chan struct{}, error) { return t.dir.Confirm(th) })
+	return t.owner(ctx, joinAnswers, func() (<-chan struct{}, error) { return t.dir.Confirm(th) })
 }
 
-// owner calls look each time what it returned is closed, until it returns nil.
-func (t *trees) owner(ctx context.Context, look func() (<-chan struct{}, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, ownerAnswers)
+// owner calls look each time what it returned is closed, until it returns nil, for a time at most.
+func (t *trees) owner(ctx context.Context, most time.Duration, look func() (<-chan struct{}, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	for {
 		wait, err := look()
@@ -70,7 +76,7 @@ func (t *trees) owner(ctx context.Context, look func() (<-chan struct{}, error))
 		select {
 		case <-wait:
 		case <-ctx.Done():
-			return fmt.Errorf("%w within %v: %w", errOwner, ownerAnswers, ctx.Err())
+			return fmt.Errorf("%w within %v: %w", errOwner, most, ctx.Err())
 		case <-t.d.stopped:
 			return errStopped
 		}

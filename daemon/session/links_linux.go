@@ -28,7 +28,7 @@ func (d *Host) Told(host string, message []byte) {
 	}
 	m, err := tree.Decode(message)
 	if err != nil {
-		d.log.Warn("a message of another host's pfd", "host", host, "err", err)
+		d.log.Debug("a message of another host's pfd", "host", host, "err", err) // it may send many
 		return
 	}
 	d.trees.do(d.trees.dir.Told(host, m))

@@ -36,7 +36,7 @@ func (h threader) Thread(q attach.Thread) (answer attach.Threaded, fd int, err e
 	var th tree.Thread
 	if q.Token == (attach.Token{}) {
 		th, err = s.d.trees.dir.Begin(s.n.ID(), s.uid)
-	} else if _, err = s.d.trees.find(h.ctx, tree.Token(q.Token).Tree()); err == nil || errors.Is(err, tree.ErrTree) {
+	} else if err = s.d.trees.find(h.ctx, tree.Token(q.Token).Tree(), joinAnswers); err == nil || errors.Is(err, tree.ErrTree) {
 		th, err = s.d.trees.dir.Join(s.n.ID(), s.uid, tree.Token(q.Token))
 	}
 	if err != nil {

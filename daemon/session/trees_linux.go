@@ -271,7 +271,7 @@ func (t *trees) callAbroad(n *Node, c atomics.Call) {
 		return
 	}
 	go func() {
-		_, err := t.find(context.Background(), c.Protection)
+		err := t.find(context.Background(), c.Protection, ownerAnswers)
 		if err == nil {
 			err = t.enterAbroad(c.Protection)
 		}

@@ -155,7 +155,7 @@ func (d *Directory) ask(t *tree) {
 }
 
 // Find returns the user of a tree. If this pfd does not know the tree, and ask is set, it asks the owner. If
-// wait is not nil, call Find again, without ask, when it is closed. If there is no such tree, the error
+// wait is not nil, call Find again, without ask, when it is closed, or Unanswered. If there is no such tree, the error
 // matches ErrTree.
 func (d *Directory) Find(p atomics.Protection, ask bool) (uid uint32, wait <-chan struct{}, err error) {
 	d.mu.Lock()
@@ -183,6 +183,16 @@ func (d *Directory) Find(p atomics.Protection, ask bool) (uid uint32, wait <-cha
 		return 0, t.foreign.changed, nil
 	}
 	return t.uid, nil, nil
+}
+
+// Unanswered forgets a tree of another host if its owner has not said yet whose it is. What Find returned for
+// others is not closed then: they give up, too.
+func (d *Directory) Unanswered(p atomics.Protection) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if t := d.trees[p]; t != nil && t.foreign != nil && !t.foreign.known && !t.ended {
+		delete(d.trees, p)
+	}
 }
 
 // Confirm reports whether the owner of a thread's tree knows of the thread. If wait is not nil, call Confirm

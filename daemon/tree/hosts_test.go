@@ -276,6 +276,55 @@ func TestHosts(t *testing.T) {
 	c.left(0, 1, 2)
 }
 
+// A tree whose owner does not answer is forgotten when those that wait give up, and asked for anew later; a late answer
+// does no harm. An owner cannot change whose a tree is, or claim another's token.
+func TestHostsUnanswered(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.settle()
+	root := begin(t, c.dirs[0], 1, 1000)
+	c.cut(0, 1)
+	b := c.dirs[1]
+	for range 3 {
+		if _, wait, err := b.Find(root.Protection, true); wait == nil || err != nil {
+			t.Fatalf("%v, %v: is there an answer?", wait, err)
+		}
+		b.Unanswered(root.Protection)
+		if len(b.trees) != 0 {
+			t.Fatalf("%d trees are kept", len(b.trees))
+		}
+	}
+	c.repair(0, 1)
+	if _, _, err := b.Find(root.Protection, true); err != nil {
+		t.Fatal(err)
+	}
+	b.Unanswered(root.Protection)
+	c.settle()
+	if len(b.trees) != 0 {
+		t.Errorf("a late answer makes %d trees", len(b.trees))
+	}
+	member, err := c.join(1, 1000, root.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Unanswered(root.Protection) // it is known
+	number := b.trees[root.Protection].foreign.last
+	for _, m := range []Message{
+		{UID: 1000, Token: Token{15: 1}.named(root.Protection)},
+		{UID: 1001, Token: root.Token},
+		{UID: 1000, Token: Token{15: 1}.named(0x900004)},
+	} {
+		m.Kind, m.Tree, m.Number = Known, root.Protection, number
+		b.Told(hostName(0), m)
+		if tr := b.trees[root.Protection]; len(b.tokens) != 1 || b.tokens[root.Token] != tr || tr.uid != 1000 || tr.token != root.Token {
+			t.Errorf("after %+v: %d tokens, user %d", m, len(b.tokens), tr.uid)
+		}
+	}
+	_, _, _ = c.dirs[0].End(root.ID)
+	_, _, _ = b.End(member.ID)
+	c.settle()
+	c.left(0, 1)
+}
+
 // A pfd whose threads or links end in the midst of it leaves nothing.
 func TestHostsLost(t *testing.T) {
 	for name, f := range map[string]func(c *cluster, root, member Thread){

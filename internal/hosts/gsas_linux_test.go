@@ -143,16 +143,34 @@ func TestTree(t *testing.T) {
 	if isLong() {
 		cuts = 20
 	}
+	var joined chan error
 	for range cuts {
 		more()
 		if err := c.mesh.Cut(0, 1); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, "the cut is noticed", func() bool { return a.link("b").State != "up" })
+		wait(t, "the cut is noticed", func() bool { return b.link("a").State != "up" })
+		if joined == nil {
+			joined = make(chan error, 1)
+			ep := b.attach(0, rdma.Options{Threads: true})
+			if th, err := ep.NewThread(root.Token()); !errors.As(err, &refused) || refused.Code != attach.CodeBusy {
+				t.Errorf("a thread of a tree whose host is not reached: %v, %v", th, err)
+			}
+			go func() {
+				th, err := gsas.Join(ep, root.Token()) // waits for the link
+				if err == nil {
+					err = th.Close()
+				}
+				joined <- err
+			}()
+		}
 		if err := c.mesh.Repair(0, 1); err != nil {
 			t.Fatal(err)
 		}
 		c.up()
+	}
+	if err := <-joined; err != nil {
+		t.Errorf("joining over a cut: %v", err)
 	}
 	more()
 	ending.Store(true)

@@ -2,6 +2,7 @@ package mpi
 
 import (
 	"bytes"
+	"context"
 	"net"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/exanet/pfd/attach"
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/rdma"
 )
@@ -34,6 +36,7 @@ func TestInfo(t *testing.T) {
 	}
 	for _, c := range []struct{ name, set, says string }{
 		{"no pfd", "FI_EXANET_SOCKET=" + filepath.Join(dir, "none.sock"), "start one (pfd --socket "},
+		{"an older pfd", "FI_EXANET_SOCKET=" + olderPfd(t), "pfd (exanet 0.0.1) speaks version 1 of the protocol, this library "},
 		{"no such node", "FI_EXANET_NODE=9", "set FI_EXANET_NODE to a node that exanetctl status lists"},
 		{"no number", "FI_EXANET_NODE=first", ""},
 		{"a long name", "FI_EXANET_GROUP=" + strings.Repeat("g", 64), "a group's name has 1 to 63 characters"},
@@ -55,6 +58,32 @@ func TestInfo(t *testing.T) {
 			}
 		})
 	}
+}
+
+// olderPfd answers as a pfd of an older release and returns its socket.
+func olderPfd(t *testing.T) string {
+	socket := filepath.Join(t.TempDir(), "pfd.sock")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket + attach.SocketSuffix, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusal := (&attach.RefusedError{Product: "exanet 0.0.1", Code: attach.CodeVersion, Text: "version 2"}).Append(nil)
+	refusal[2] = 1 // the version of the protocol (docs/attach.md 2)
+	served := make(chan error)
+	go func() {
+		served <- attach.Serve(t.Context(), l, func(ctx context.Context, c *attach.Conn) {
+			var hello [attach.MaxMessage]byte
+			if _, _, err := c.Receive(ctx, hello[:]); err == nil {
+				_ = c.Send(refusal)
+			}
+		})
+	}()
+	t.Cleanup(func() {
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return socket
 }
 
 // A pfd of another user, who is not the machine's, may not access a rank's memory.

@@ -162,13 +162,13 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	if n := fw.seq[src]; n != nil {
 		n.At(int(id)).answered(a.Sequence)
 	}
-	if t.state == stateFree || t.node != src || t.seq != a.Sequence || t.sending > 0 {
+	if t.state == stateFree || t.node != src || t.sending > 0 || t.seq != a.Sequence && !fw.former(t, a) {
 		fw.counts[device.AckStale]++
 		return
 	}
 	if a.Code == device.CodeAck {
 		fw.counts[device.Acks]++
-		if fw.cfg.PathFeedback {
+		if fw.cfg.PathFeedback && t.seq == a.Sequence {
 			fw.feedback(now, t)
 		}
 		fw.acknowledged(t)
@@ -184,6 +184,12 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 	default:
 		fw.fail(t.transfer, uint8(a.Code))
 	}
+}
+
+// former reports whether an answer acknowledges a former sending of a block to another host, whose link may be
+// slower than the time-out. The receiver writes a block once, whatever the number, and acknowledges it then.
+func (fw *Firmware) former(t *transaction, a mailbox.Ack) bool {
+	return a.Code == device.CodeAck && fw.far(t.node) && (a.Sequence-t.first)&device.SequenceMask < (t.seq-t.first)&device.SequenceMask
 }
 
 func (fw *Firmware) acknowledged(t *transaction) {

@@ -161,6 +161,52 @@ func TestLinkUp(t *testing.T) {
 	r.ack(r.one())
 }
 
+// An acknowledgement of any number under which a block was sent to another host ends it, but not one of
+// before or after, nor a refusal. Between nodes of one pfd only the present number counts (001 §4.4).
+func TestFormerNumbers(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		near  bool
+		seq   device.Sequence // more than the first
+		code  device.Code
+		stale uint64
+	}{
+		{name: "first"}, {name: "second", seq: 1}, {name: "present", seq: 2},
+		{name: "of a former use", seq: device.SequenceMask, stale: 1}, {name: "of later", seq: 3, stale: 1},
+		{name: "refusal", code: device.CodeDecode, stale: 1}, {name: "near", near: true, stale: 1},
+	} {
+		r := newRig(t, func(cfg *Config) {
+			if cfg.Base, cfg.Nodes = own, 1; c.near {
+				cfg.Nodes = 2
+			}
+		})
+		r.start(0, 0, dst, 64)
+		r.ack(r.one()) // a former use
+		r.start(0, 0, dst, 64, func(d *device.Descriptor) { d.Done = device.DoneInitialized })
+		b := r.one()
+		for range 2 {
+			r.sent(b)
+			r.expire()
+			b = r.one()
+		}
+		r.sent(b)
+		if b.Seq != b.First+2 {
+			t.Fatalf("%s: sent as %d, first as %d", c.name, b.Seq, b.First)
+		}
+		done := uint32(device.DoneCompleted)
+		if c.stale > 0 {
+			done = device.DoneOngoing
+		}
+		answer := b
+		answer.Seq = (b.First + c.seq) & device.SequenceMask
+		r.reply(answer, c.code)
+		r.none()
+		if r.counts[device.AckStale] != c.stale || r.done[0].Done != done {
+			t.Errorf("%s: %d stale, done %d", c.name, r.counts[device.AckStale], r.done[0].Done)
+		}
+	}
+}
+
 // Transfers to a node that is gone end with status 10, those that wait for its link too, and later ones
 // until it is back; one to a node that drains is not begun. Transfers to others go on.
 func TestGone(t *testing.T) {

@@ -263,10 +263,15 @@ func (fw *Firmware) period(list int) int64 {
 // await begins the time-out of a block that was sent.
 func (fw *Firmware) await(t *transaction, now int64) {
 	list := listTimeout
-	if n := fw.cfg.Nodes; n > 0 && uint32(t.node-fw.cfg.Base) >= n {
+	if fw.far(t.node) {
 		list = listFar
 	}
 	fw.enlist(t, list, now)
+}
+
+// far reports whether a node is of another host.
+func (fw *Firmware) far(node device.NodeID) bool {
+	return fw.cfg.Nodes > 0 && uint32(node-fw.cfg.Base) >= fw.cfg.Nodes
 }
 
 func (fw *Firmware) enlist(t *transaction, list int, now int64) {

@@ -905,8 +905,11 @@ static void test_silent(exanet *x, exanet_stream *silent)
 	uint32_t number;
 	text_of_listener(text, sizeof text);
 	EQUAL(exanet_stream_recv(silent, &byte, 1, 0), -EAGAIN);
-	for (int k = 0; k < BACKLOG; k++)
-		EQUAL(exanet_connect(x, text, &s, 0), 0);
+	/* One at a time: of a thousand at once, some are refused by a mailbox that stays full under valgrind. */
+	for (int k = 0; k < BACKLOG; k++) {
+		EQUAL(exanet_connect(x, text, &s, PATIENCE), 0);
+		EQUAL(fi_eq_read(eq, &number, &e, sizeof e, 0), -FI_EAGAIN);
+	}
 	while (exanet_stream_recv(silent, &byte, 1, 1) == -EAGAIN)
 		EQUAL(fi_eq_read(eq, &number, &e, sizeof e, 0), -FI_EAGAIN);
 	EQUAL(exanet_stream_recv(s, &byte, 1, 0), -EAGAIN);

@@ -16,6 +16,9 @@ var warnings = [...]time.Duration{30 * day, 7 * day, day, 0}
 
 const day = 24 * time.Hour
 
+// ofAuthority is whose certificate ends if it is that of the authority.
+const ofAuthority = "of the authority"
+
 // expiry is when the links need a new certificate.
 type expiry struct {
 	at    time.Time // zero: without TLS they need none
@@ -39,8 +42,8 @@ func expiryOf(host string, c *link.Credentials) (e expiry) {
 			last = cert.NotAfter
 		}
 	}
-	if last.Before(e.at) {
-		e = expiry{at: last, whose: "of the authority"}
+	if !last.After(e.at) { // a certificate that the authority issues now ends then, too
+		e = expiry{at: last, whose: ofAuthority}
 	}
 	return e
 }
@@ -65,6 +68,6 @@ func (e *expiry) warn(now time.Time, log *slog.Logger) {
 		return
 	}
 	e.told = due
-	log.Warn(fmt.Sprintf("the certificate %s ends, and with it the links to other hosts: make a new one with `exanetctl host add` (docs/hosts.md)", e.whose),
+	log.Warn(fmt.Sprintf("the certificate %s ends, and with it the links to other hosts: make a new one (docs/hosts.md, Certificates)", e.whose),
 		"ends", e.at.UTC().Format(time.DateTime), "left", e.at.Sub(now).Round(time.Hour))
 }

@@ -47,6 +47,9 @@ func TestExpiry(t *testing.T) {
 	if e := expiryOf("a", c); !e.at.Equal(in(40)) || e.whose != "of the authority" {
 		t.Errorf("ends at %v, %q", e.at, e.whose)
 	}
+	if e := expiryOf("a", &link.Credentials{Certificate: selfSigned(t, in(5)), CA: selfSigned(t, in(5))}); e.whose != "of the authority" {
+		t.Errorf("both end, and %q is named", e.whose)
+	}
 	for _, begin := range []int{0, 35} { // days after now
 		var out bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&out, nil))
@@ -60,7 +63,7 @@ func TestExpiry(t *testing.T) {
 			for range strings.Count(out.String(), "\n") {
 				lines = append(lines, d)
 			}
-			if out.Len() > 0 && !strings.Contains(out.String(), "exanetctl host add") {
+			if out.Len() > 0 && !strings.Contains(out.String(), "docs/hosts.md") {
 				t.Errorf("no remedy: %s", out.String())
 			}
 		}

@@ -139,7 +139,7 @@ func certificateTrouble(r *control.Hosts) string {
 	if left > 0 {
 		when = fmt.Sprintf("ends in %d days", left/(24*time.Hour))
 	}
-	return fmt.Sprintf("the certificate %s %s, and the links with it: remove it, and make a new one with `exanetctl host add` (docs/hosts.md)", r.Certificate, when)
+	return fmt.Sprintf("the certificate %s %s, and the links with it: make a new one (docs/hosts.md, Certificates)", r.Certificate, when)
 }
 
 // hostWords completes the name of another host.

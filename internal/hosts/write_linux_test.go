@@ -79,7 +79,7 @@ func TestExanetctlWrite(t *testing.T) {
 	c := start(t, 2, 2)
 	a, b := c.hosts[0], c.hosts[1]
 	const years = 10 * 365 * 24 * time.Hour // of the certificates of exanetctl host init
-	if r, err := a.client.Hosts(t.Context()); err != nil || r.Certificate != "of host a" || (years-time.Duration(r.CertificateLeftNS)).Abs() > 7*24*time.Hour {
+	if r, err := a.client.Hosts(t.Context()); err != nil || r.Certificate != "of the authority" || (years-time.Duration(r.CertificateLeftNS)).Abs() > 7*24*time.Hour {
 		t.Errorf("the certificate %s ends in %v, %v", r.Certificate, time.Duration(r.CertificateLeftNS), err)
 	}
 	for _, verb := range []string{"write", "read"} {

@@ -33,7 +33,7 @@ func TestHostWords(t *testing.T) {
 	}
 }
 
-// The name of this host is no mistake that the list could mend.
+// The name of this host is told from one that no host has.
 func TestOwnHost(t *testing.T) {
 	d := startDaemon(t, map[string]any{control.PathHosts: control.Hosts{Version: 1, Self: "a", Hosts: []control.Host{{Name: "b"}}}})
 	for name, want := range map[string]string{"a": "a is this host", "z": "no host z"} {

@@ -77,6 +77,9 @@ func (e *Engine) Underway(first, last device.NodeID, f func(transfers int)) {
 	e.loop.Post(func() {
 		sum := 0
 		for _, n := range e.nodes {
+			if first > last {
+				break
+			}
 			sum += n.soc.Underway(first, last)
 		}
 		f(sum)

@@ -140,6 +140,8 @@ type session struct {
 	wg    sync.WaitGroup
 
 	pinged     atomic.Uint64 // content of the last heartbeat of class high
+	asked      atomic.Uint64 // content of the peer's last one
+	answering  atomic.Bool   // the sink is to answer it
 	unanswered atomic.Bool
 	started    time.Time
 	watched    bool            // it came up
@@ -398,10 +400,15 @@ func (r *reader) parse(b *batch, start int) (int, error) {
 func (s *session) control(class, kind int, content []byte) error {
 	switch {
 	case kind == recordBeat && class == classHigh:
-		// The goroutine that owns the nodes answers: if it stands still, the peer must not count tries.
-		beat := binary.LittleEndian.Uint64(content)
-		s.sink.Underway(s.p.host.Nodes.First, s.p.host.Nodes.Last, func(int) {
-			s.p.control(classHigh, recordAnswer, binary.LittleEndian.AppendUint64(nil, beat))
+		// The goroutine that owns the nodes answers: if it stands still, the peer must not count tries. It
+		// answers the last of many.
+		s.asked.Store(binary.LittleEndian.Uint64(content))
+		if s.answering.Swap(true) {
+			break
+		}
+		s.sink.Underway(1, 0, func(int) {
+			s.answering.Swap(false) // before the content is read: one that comes now asks again
+			s.p.control(classHigh, recordAnswer, binary.LittleEndian.AppendUint64(nil, s.asked.Load()))
 		})
 	case kind == recordBeat:
 		s.p.control(class, recordAnswer, content)

@@ -249,3 +249,56 @@ func TestUnsoundFramesAreNotSent(t *testing.T) {
 		t.Errorf("%+v", i)
 	}
 }
+
+// The sink has at most one heartbeat of a host to answer, however many come, and answers the last one.
+func TestManyHeartbeats(t *testing.T) {
+	r := newRig(t, 2, true)
+	b := r.start(1, r.tableOf(1), nil)
+	high := r.link(b, 0, 1)[classHigh]
+	b.mu.Lock()
+	b.stands = true
+	b.mu.Unlock()
+	const many = 10000
+	var all []byte
+	for i := range uint64(many) {
+		all = appendControl(all, recordBeat, binary.LittleEndian.AppendUint64(nil, i+1))
+	}
+	f := &wire.Frame{Header: wire.Header{Kind: wire.Message, SrcNode: 0, DstNode: 2}, MessageLen: 1}
+	all = appendFrame(all, f, frameSize(f))
+	if err := high.write(all); err != nil {
+		t.Fatal(err)
+	}
+	b.await(t, "frame", isFrame)
+	b.mu.Lock()
+	asked := b.asked
+	b.stands = false
+	b.mu.Unlock()
+	if len(asked) != 1 {
+		t.Fatalf("the sink has %d heartbeats to answer", len(asked))
+	}
+	asked[0](0)
+	for {
+		var head [4]byte
+		readAll(t, high, head[:])
+		word := binary.LittleEndian.Uint32(head[:])
+		rest := make([]byte, word&(1<<24-1))
+		readAll(t, high, rest)
+		if word>>24 == recordAnswer {
+			if n := binary.LittleEndian.Uint64(rest); n != many {
+				t.Errorf("heartbeat %d is answered, not the last", n)
+			}
+			return
+		}
+	}
+}
+
+func readAll(t *testing.T, c *conn, b []byte) {
+	t.Helper()
+	for len(b) > 0 {
+		n, err := c.read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = b[n:]
+	}
+}

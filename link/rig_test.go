@@ -103,6 +103,8 @@ type host struct {
 	hold     bool          // Arrive keeps batches in held
 	held     []func()
 	underway int
+	stands   bool // Underway keeps what it was called with in asked
+	asked    []func(int)
 	silent   bool          // frames are not remembered
 	block    chan struct{} // the next Arrive is left behind until this is closed
 	frames   int
@@ -164,6 +166,10 @@ func (h sink) Drain(first, last device.NodeID, on bool) { h.add(got{drain: &on, 
 func (h *host) Underway(first, last device.NodeID, f func(int)) {
 	h.mu.Lock()
 	n := h.underway
+	if h.stands {
+		h.asked = append(h.asked, f)
+		f = func(int) {}
+	}
 	h.mu.Unlock()
 	f(n)
 }

@@ -148,3 +148,30 @@ func TestReaderLeftBehind(t *testing.T) {
 	a.awaitReady(t, false)
 	a.awaitReady(t, true)
 }
+
+// Messages of processes, which may be lost, leave half of a queue to all else.
+func TestMessagesLeaveRoom(t *testing.T) {
+	q := newQueue(highSize)
+	q.begin(nil)
+	m := &wire.Frame{Header: wire.Header{Kind: wire.Message, SrcPDID: 0x10}, MessageLen: 8}
+	n := 0
+	for ; n < highSize; n++ {
+		if p := q.frame(m); p == putNoRoom {
+			break
+		} else if p != putDone {
+			t.Fatalf("message %d: %d", n, p)
+		}
+	}
+	if n == 0 || q.bytes > highSize/2 {
+		t.Errorf("%d messages have %d bytes of %d", n, q.bytes, highSize)
+	}
+	ack := &wire.Frame{Header: wire.Header{Kind: wire.Ack}}
+	for q.bytes < highSize-frameSize(ack) {
+		if p := q.frame(ack); p != putDone {
+			t.Fatalf("an acknowledgement at %d bytes: %d", q.bytes, p)
+		}
+	}
+	if p := q.frame(ack); p != putFull {
+		t.Errorf("the queue is not full: %d", p)
+	}
+}

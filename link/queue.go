@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -65,9 +66,15 @@ func (q *queue) frame(f *wire.Frame) put {
 	} else {
 		size = len(f.Payload) + wire.MaxPacket
 	}
+	most := 2 * q.size
+	if f.Kind == wire.Message && f.SrcPDID != device.PDIDFirmware {
+		// Messages of processes may be lost (messages.md 6). A process that sends many must neither make
+		// the link not ready nor take the place of acknowledgements.
+		most = q.size / 2
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if size == 0 || !q.open || q.bytes+size > 2*q.size {
+	if size == 0 || !q.open || q.bytes+size > most {
 		q.dropped++
 		if !q.open {
 			return putRefused

@@ -1,12 +1,14 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -91,12 +94,12 @@ func (r *run) hosts() (err error) {
 			return err
 		}
 		defer func() { _, _ = x.Close(), y.Close() }()
-		return r.overHosts(d[0], d[1], x, y)
+		return r.overHosts(mesh, d[0], d[1], x, y)
 	})
 }
 
-// overHosts fills the table of the suite hosts. x and y are the ends of the bare connection.
-func (r *run) overHosts(a, b *pfd, x, y net.Conn) error {
+// overHosts fills the tables of the suite hosts. x and y are the ends of the bare connection.
+func (r *run) overHosts(mesh *netns.Mesh, a, b *pfd, x, y net.Conn) error {
 	t := r.table(hostsTable, "Writes between two machines (gup, pa)", "us", "transfer", "present, in one pfd")
 	one, two := r.open(a, 0, 1, "gup", "pa"), r.openAcross(a, b)
 	type row struct{ size, times int }
@@ -149,39 +152,61 @@ func (r *run) overHosts(a, b *pfd, x, y net.Conn) error {
 	if err := r.takeTurns(turns...); err != nil {
 		return err
 	}
-	s := r.table(hostsStream, "1 MiB writes into present memory, eight in flight", "", "transfer", "a bare TLS connection")
-	const column = "MiB a second"
-	rate := func(p *workload.Perf, name string) *turn {
-		c := s.cell(name, column)
-		return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
-			// It sleeps, as the process at the bare connection does: polling would take a processor.
-			got, err := r.row(p, workload.PerfRun{Size: largeSize, Depth: 8, Time: r.Window, Sleep: true})
-			if err == nil {
-				_, perSecond, _ := got.Rate()
-				add(c, perSecond) // a transfer is 1 MiB
-			}
-			return err
-		}}
-	}
-	wire := s.cell("a bare TLS connection", column)
+	s := r.table(hostsStream, "1 MiB writes into present memory, eight in flight", "MiB/s", "transfer", "a bare TLS connection")
 	chunk, in := make([]byte, 16<<10), make([]byte, 64)
-	if err := r.takeTurns(rate(one, "in one pfd"), rate(two, "to the other machine"), &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
-		const size = 256 << 20
-		echo <- row{size, 1}
-		began := time.Now()
-		for n := 0; n < size; n += len(chunk) {
-			if _, err := x.Write(chunk); err != nil {
+	streams := func(column string, size int) error {
+		rate := func(p *workload.Perf, name string) *turn {
+			c := s.cell(name, column)
+			return &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
+				// It sleeps, as the process at the bare connection does: polling would take a processor.
+				got, err := r.row(p, workload.PerfRun{Size: largeSize, Depth: 8, Time: r.Window, Sleep: true})
+				if err == nil {
+					_, perSecond, _ := got.Rate()
+					add(c, perSecond) // a transfer is 1 MiB
+				}
+				return err
+			}}
+		}
+		wire := s.cell("a bare TLS connection", column)
+		turns := []*turn{rate(one, "in one pfd"), rate(two, "to the other machine"), {count: streamRounds, do: func(add func(*Cell, ...float64)) error {
+			echo <- row{size, 1}
+			began := time.Now()
+			for n := 0; n < size; n += len(chunk) {
+				if _, err := x.Write(chunk); err != nil {
+					return err
+				}
+			}
+			if _, err := io.ReadFull(x, in); err != nil {
 				return err
 			}
+			add(wire, float64(size)/float64(largeSize)/time.Since(began).Seconds())
+			return nil
+		}}}
+		if _, err := exec.LookPath("iperf3"); err == nil {
+			c := s.cell("iperf3, TCP in plain", column)
+			turns = append(turns, &turn{count: streamRounds, do: func(add func(*Cell, ...float64)) error {
+				perSecond, err := iperf(r.ctx, mesh)
+				if err == nil {
+					add(c, perSecond/8/float64(largeSize))
+				}
+				return err
+			}})
 		}
-		if _, err := io.ReadFull(x, in); err != nil {
-			return err
-		}
-		add(wire, size/float64(largeSize)/time.Since(began).Seconds())
-		return nil
-	}}); err != nil {
+		return r.takeTurns(turns...)
+	}
+	const column, slow = "as it is", "1 Gb/s (tbf)"
+	if err := streams(column, 256<<20); err != nil {
 		return err
 	}
+	for i := range 2 {
+		if err := mesh.Machine(i).Run("tc", strings.Fields("qdisc add dev "+netns.Cable(1-i)+" root tbf rate 1gbit burst 256kb latency 20ms")...); err != nil {
+			return err
+		}
+	}
+	if err := streams(slow, 32<<20); err != nil {
+		return err
+	}
+	s.note("Through 1 Gb/s the other machine has %.2fx the rate of the bare TLS connection.", s.Median("to the other machine", slow)/s.Median("a bare TLS connection", slow))
 	s.note("The other machine has %.2fx the rate of a bare TLS connection that writes 16 KiB at a time (goal: at least 0.8x).",
 		s.Median("to the other machine", column)/s.Median("a bare TLS connection", column))
 	trip := t.Median("64 bytes and back over TLS", "4 KiB")
@@ -191,6 +216,45 @@ func (r *run) overHosts(a, b *pfd, x, y net.Conn) error {
 	t.note("4 KiB: a fault adds %.1f us to the other machine, and %.1f us in one pfd; a round trip takes %.1f us (goal: at most 1.3x, and a round trip).",
 		at("absent, to the other machine")-at("present, to the other machine"), at("absent, in one pfd")-at("present, in one pfd"), trip)
 	return nil
+}
+
+// iperf returns the bits a second of one connection from machine 0 to machine 1.
+func iperf(ctx context.Context, mesh *netns.Mesh) (perSecond float64, err error) {
+	address := mesh.Machine(1).Addr().String()
+	server := exec.CommandContext(ctx, "iperf3", "--server", "--one-off", "--bind", address)
+	if err := mesh.Machine(1).Start(server); err != nil {
+		return 0, err
+	}
+	defer func() {
+		_ = server.Process.Kill() // fails only if it has ended
+		_ = server.Wait()
+	}()
+	var out bytes.Buffer
+	for end := time.Now().Add(linkWait); ; { // until the server listens
+		out.Reset()
+		client := exec.CommandContext(ctx, "iperf3", "--client", address, "--time", "1", "--json")
+		client.Stdout = &out
+		if err = mesh.Machine(0).Start(client); err != nil {
+			return 0, err
+		}
+		if err = client.Wait(); err == nil {
+			break
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return 0, fmt.Errorf("iperf3: %w: %s", err, out.Bytes())
+		}
+	}
+	var got struct {
+		End struct {
+			Received struct {
+				PerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		} `json:"end"`
+	}
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+		return 0, fmt.Errorf("iperf3: %w", err)
+	}
+	return got.End.Received.PerSecond, nil
 }
 
 // openAcross is open from node 0 of a to the first node of b.

@@ -43,6 +43,8 @@ type hosts struct {
 	users   []uint32      // of exanet-hostd, besides root and pfd's own user
 	groups  sharedGroups
 
+	tables sync.Mutex // one table after the other is put into effect
+
 	mu      sync.Mutex
 	conn    *handover.Conn // of the newest exanet-hostd; nil: none is connected
 	cluster string         // of the table in effect, and the name of this host there
@@ -226,7 +228,7 @@ func (h *hosts) handle(conn *handover.Conn) error {
 	}
 	switch {
 	case m.Table != nil:
-		return h.table(m.Table, f)
+		return h.table(conn, m.Table, f)
 	case m.Socket != nil:
 		c, err := m.Socket.NetConn(f)
 		switch {
@@ -248,7 +250,7 @@ func (h *hosts) handle(conn *handover.Conn) error {
 }
 
 // table puts a table into effect, or refuses it.
-func (h *hosts) table(t *handover.Table, credentials *os.File) error {
+func (h *hosts) table(conn *handover.Conn, t *handover.Table, credentials *os.File) error {
 	next := link.Table{Cluster: t.Cluster, Self: t.Self, Revoked: t.Revoked, TLS: t.TLS}
 	if credentials != nil {
 		c, err := handover.ReadCredentials(credentials)
@@ -256,6 +258,11 @@ func (h *hosts) table(t *handover.Table, credentials *os.File) error {
 			return err
 		}
 		next.Credentials = &link.Credentials{Certificate: []byte(c.Certificate), Key: []byte(c.Key), CA: []byte(c.CA)}
+	}
+	h.tables.Lock()
+	defer h.tables.Unlock()
+	if h.current() != conn {
+		return nil // a newer exanet-hostd has taken its place, whose table may be in effect
 	}
 	for _, o := range t.Hosts {
 		next.Hosts = append(next.Hosts, link.Host{

@@ -28,10 +28,10 @@ const (
 	dialTime         = time.Second
 	attemptPause     = 20 * time.Millisecond
 	unreachablePause = 100 * time.Millisecond
-	// acceptsPerSecond is how many connections of one address are accepted in a second: a host that
-	// dials again needs two each 100 ms. maxAddresses bounds the addresses that are counted.
+	// acceptsPerSecond is how many connections of one network are accepted in a second: a host that
+	// dials again needs two each 100 ms. maxNetworks bounds the networks that are counted.
 	acceptsPerSecond = 64
-	maxAddresses     = 4096
+	maxNetworks      = 4096
 	acceptPause      = 100 * time.Millisecond // after an error
 	// unsentMost bounds what waits in a socket, in bytes: pfd's queue of the link waits instead, whose length pfd
 	// knows. With megabytes in the kernel a slow link takes longer than the time-out of a block, and each goes twice.
@@ -75,9 +75,9 @@ func portOf(address string) string {
 }
 
 // accept passes accepted connections on until ctx ends: all, or those from a trusted network. One
-// address cannot keep those of others out.
+// network (function network) cannot keep those of others out.
 func (s *server) accept(ctx context.Context, l net.Listener, trusted netip.Prefix, accepted chan<- net.Conn) {
-	counts, begin := map[netip.Addr]int{}, time.Now()
+	counts, begin := map[netip.Prefix]int{}, time.Now()
 	for ctx.Err() == nil {
 		c, err := l.Accept()
 		if err != nil {
@@ -95,8 +95,8 @@ func (s *server) accept(ctx context.Context, l net.Listener, trusted netip.Prefi
 			begin = time.Now()
 		}
 		from := peerOf(c)
-		counts[from]++
-		if trusted.IsValid() && !trusted.Contains(from) || counts[from] > acceptsPerSecond || len(counts) > maxAddresses {
+		counts[network(from)]++
+		if trusted.IsValid() && !trusted.Contains(from) || counts[network(from)] > acceptsPerSecond || len(counts) > maxNetworks {
 			_ = c.Close() // nothing was written to it
 			continue
 		}
@@ -107,6 +107,19 @@ func (s *server) accept(ctx context.Context, l net.Listener, trusted netip.Prefi
 			_ = c.Close() // nothing was written to it
 		}
 	}
+}
+
+// network returns the addresses of which whoever has one usually has all.
+func network(a netip.Addr) netip.Prefix {
+	bits := 32
+	switch {
+	case a.Is6():
+		bits = 64
+	case a.IsLoopback():
+		bits = 8
+	}
+	p, _ := a.Prefix(bits) // fails only for no address
+	return p
 }
 
 // peerOf returns the address of the peer.

@@ -39,7 +39,7 @@ const (
 
 var all = slices.Concat(treeMutants, []mutants.Mutant{
 	mutants.Of("sequence check of an acknowledgement skipped",
-		mutants.In(fwFile, "t.node != src || t.seq != a.Sequence ||", "t.node != src || !M && t.seq != a.Sequence ||")),
+		mutants.In(fwFile, "t.sending > 0 || t.seq != a.Sequence &&", "t.sending > 0 || !M && t.seq != a.Sequence &&")),
 	mutants.Of("id freed at a NACK",
 		mutants.In(fwFile, "	case device.CodeSlaveError:\n		fw.pause(now, t)", "	case device.CodeSlaveError:\n		if M {\n			fw.free.put(t.id)\n		}\n		fw.pause(now, t)")),
 	mutants.Of("no guard",

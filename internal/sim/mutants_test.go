@@ -39,7 +39,7 @@ const (
 
 var all = slices.Concat(treeMutants, []mutants.Mutant{
 	mutants.Of("sequence check of an acknowledgement skipped",
-		mutants.In(fwFile, "t.sending > 0 || t.seq != a.Sequence &&", "t.sending > 0 || !M && t.seq != a.Sequence &&")),
+		mutants.In(fwFile, "|| t.seq != a.Sequence && !fw.former", "|| !M && t.seq != a.Sequence && !fw.former")),
 	mutants.Of("id freed at a NACK",
 		mutants.In(fwFile, "	case device.CodeSlaveError:\n		fw.pause(now, t)", "	case device.CodeSlaveError:\n		if M {\n			fw.free.put(t.id)\n		}\n		fw.pause(now, t)")),
 	mutants.Of("no guard",
@@ -64,7 +64,7 @@ var all = slices.Concat(treeMutants, []mutants.Mutant{
 	mutants.Of("retransmission while the old one is sent",
 		mutants.In(runFile, "	if fw.cfg.Options.NoRetransmissionBit {", "	if M || fw.cfg.Options.NoRetransmissionBit {"),
 		mutants.In(fwFile, "	if t.sending > 0 && (!fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {", "	if t.sending > 0 && (!M && !fw.cfg.Options.NoRetransmissionBit || t.sending >= maxTwice) {"),
-		mutants.In(fwFile, "t.seq != a.Sequence || t.sending > 0 {", "t.seq != a.Sequence || t.sending > 0 && !M {")),
+		mutants.In(fwFile, "t.node != src || t.sending > 0 ||", "t.node != src || t.sending > 0 && !M ||")),
 	mutants.Of("time-out list out of order",
 		mutants.In(stateFile, "	fw.timers[list].push(fw.timed[:], t.id)\n", "	if l := &fw.timers[list]; M && l.head >= 0 {\n		fw.timed[t.id] = links{-1, l.head}\n		fw.timed[l.head].prev = t.id\n		l.head = t.id\n		return\n	}\n	fw.timers[list].push(fw.timed[:], t.id)\n")),
 	mutants.Of("a transfer announced twice starts twice",

@@ -105,6 +105,9 @@ func (c *Conn) startHelper(_ HelperRequest, fds Descriptors) error {
 	least := HelperKeeper + 1
 	for _, fd := range []int{fds[0], int(null.Fd()), int(null.Fd()), int(null.Fd()), fds[1], fds[2], fds[3], self, c.lent.PIDFD()} {
 		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, least)
+		if errors.Is(err, unix.EINVAL) { // least is not below the limit of descriptors (fcntl(2))
+			err = unix.EMFILE
+		}
 		if err != nil {
 			return os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
 		}

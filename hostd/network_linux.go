@@ -109,7 +109,7 @@ func (s *server) accept(ctx context.Context, l net.Listener, trusted netip.Prefi
 	}
 }
 
-// network returns the addresses of which whoever has one usually has all.
+// network returns the addresses that usually belong to whoever has one of them.
 func network(a netip.Addr) netip.Prefix {
 	bits := 32
 	switch {

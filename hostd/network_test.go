@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Who has one address of a network usually has all of them: they count as one.
+// The addresses of a network usually belong to one user: they count as one.
 func TestNetworks(t *testing.T) {
 	for _, c := range []struct {
 		a, b string

@@ -109,7 +109,7 @@ func (s *server) accept(ctx context.Context, l net.Listener, trusted netip.Prefi
 	}
 }
 
-// network returns the addresses that usually belong to whoever has one of them.
+// network returns the range of addresses that usually belongs to one user.
 func network(a netip.Addr) netip.Prefix {
 	bits := 32
 	switch {

@@ -229,30 +229,32 @@ func iperf(ctx context.Context, mesh *netns.Mesh) (perSecond float64, err error)
 		_ = server.Process.Kill() // fails only if it has ended
 		_ = server.Wait()
 	}()
-	var out bytes.Buffer
-	for end := time.Now().Add(linkWait); ; { // until the server listens
-		out.Reset()
-		client := exec.CommandContext(ctx, "iperf3", "--client", address, "--time", "1", "--json")
-		client.Stdout = &out
-		if err = mesh.Machine(0).Start(client); err != nil {
-			return 0, err
-		}
-		if err = client.Wait(); err == nil {
-			break
-		}
-		if ctx.Err() != nil || time.Now().After(end) {
-			return 0, fmt.Errorf("iperf3: %w: %s", err, out.Bytes())
-		}
-	}
 	var got struct {
-		End struct {
+		Error string `json:"error"`
+		End   struct {
 			Received struct {
 				PerSecond float64 `json:"bits_per_second"`
 			} `json:"sum_received"`
 		} `json:"end"`
 	}
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
-		return 0, fmt.Errorf("iperf3: %w", err)
+	for end := time.Now().Add(linkWait); ; { // until the server listens
+		var out bytes.Buffer
+		client := exec.CommandContext(ctx, "iperf3", "--client", address, "--time", "1", "--json")
+		client.Stdout = &out
+		if err = mesh.Machine(0).Start(client); err != nil {
+			return 0, err
+		}
+		err = client.Wait()
+		if err == nil {
+			err = json.Unmarshal(out.Bytes(), &got)
+		}
+		if err == nil && got.Error == "" { // with --json it ends with 0 after an error, too
+			break
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return 0, errors.Join(fmt.Errorf("iperf3: %s", out.Bytes()), err)
+		}
+		got.Error = ""
 	}
 	return got.End.Received.PerSecond, nil
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // own notes the calling thread for the supervisor: the runtime may move the goroutine to another
-// thread, but rarely does. So it is noted anew once between two looks of the supervisor. own reports
+// thread, but rarely does. So it is noted again once between two looks of the supervisor. own reports
 // whether the thread is still the same.
 func (e *Engine) own() bool {
 	thread := int32(unix.Gettid())

@@ -134,7 +134,7 @@ func (e *Engine) Lend(f func()) bool {
 	return true
 }
 
-// borrow makes the caller, who has locked held, the owner in place of the engine goroutine, which sleeps.
+// borrow makes the caller, which has locked held, the owner in place of the engine goroutine, which sleeps.
 // left is called if the caller is found blocked; nil: nothing is.
 func (e *Engine) borrow(left func()) {
 	e.borrowed, e.left = true, left

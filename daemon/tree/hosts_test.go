@@ -276,7 +276,7 @@ func TestHosts(t *testing.T) {
 	c.left(0, 1, 2)
 }
 
-// A tree whose owner does not answer is forgotten when those that wait give up, and asked for anew later; a late answer
+// A tree whose owner does not answer is forgotten when those that wait give up, and asked for again later; a late answer
 // does no harm. An owner cannot change whose a tree is, or claim another's token.
 func TestHostsUnanswered(t *testing.T) {
 	c := newCluster(t, 3, 1)

@@ -71,6 +71,7 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Outside != nil {
 		e.tracer.log.Fabric = trace.Served(os.Getpid())
 	}
+	others := r5.Others{}
 	for i := range cfg.Nodes {
 		n := &node{index: i, flight: newFlight(&cfg.Link, i, e.pool)}
 		if cfg.Outside != nil {
@@ -79,7 +80,7 @@ func New(cfg Config) (*Engine, error) {
 		n.soc = soc.New(soc.Config{
 			ID: cfg.Base + device.NodeID(i), VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: cfg.Outside == nil, Queues: n.outside.DMA != nil, Windows: true, GSAS: cfg.Outside == nil || n.outside.Words != nil,
 			Epoch: e.epoch, Pool: e.pool, BTCM: n.outside.BTCM, Firmware: cfg.Firmware,
-			Route: e.routes, Base: cfg.Base, Nodes: uint32(cfg.Nodes),
+			Route: e.routes, Base: cfg.Base, Nodes: uint32(cfg.Nodes), Others: others,
 		})
 		n.due = n.deadline()
 		n.bus = &bus{engine: e, node: n}

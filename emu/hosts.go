@@ -86,14 +86,16 @@ func (e *Engine) Underway(first, last device.NodeID, f func(transfers int)) {
 	})
 }
 
-// told passes an event about nodes of another host, MaxNodes at most, to all nodes.
+// told passes an event about nodes of another host, MaxNodes at most, to the nodes that it changes. The first
+// one is always told: all share what it knows of other hosts.
 func (e *Engine) told(ev soc.Event, first, last device.NodeID) {
 	last = min(last, first+MaxNodes-1)
 	e.loop.Post(func() {
-		for _, n := range e.nodes {
+		for i, n := range e.nodes {
 			for id := first; id <= last; id++ {
-				ev.Destination = uint64(id)
-				e.step(n, &ev)
+				if ev.Destination = uint64(id); i == 0 || ev.Kind == soc.NodeGone || n.soc.Writes(id) {
+					e.step(n, &ev)
+				}
 			}
 		}
 	})

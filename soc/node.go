@@ -43,7 +43,7 @@ func New(cfg Config) *Node {
 	n.rx.SetLimit(cfg.FIFO)
 	n.tx.SetLimit(cfg.FIFO)
 	n.smmu = smmu.New(&n.counts)
-	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Base: cfg.Base, Nodes: cfg.Nodes, Options: cfg.Firmware, IDs: cfg.IDs, PathFeedback: cfg.PathFeedback, Windows: &n.windows.Sets}, &n.counts)
+	n.fw = r5.New(r5.Config{Node: n.id, VABits: cfg.VABits, TXFIFO: !cfg.NoTXFIFO, Route: cfg.Route, Base: cfg.Base, Nodes: cfg.Nodes, Others: cfg.Others, Options: cfg.Firmware, IDs: cfg.IDs, PathFeedback: cfg.PathFeedback, Windows: &n.windows.Sets}, &n.counts)
 	tx := &n.tx
 	if cfg.NoTXFIFO {
 		tx = nil

@@ -51,6 +51,9 @@ func (n *Node) answered(slot, m int, f *wire.Frame) bool {
 	return n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction), f.SrcNode)
 }
 
+// Writes reports whether the node has written to a node of another host (r5.Firmware.Writes).
+func (n *Node) Writes(node device.NodeID) bool { return n.fw.Writes(node) }
+
 // Underway counts the transfers of this node to the nodes first to last, and the reads between them, that
 // have not ended.
 func (n *Node) Underway(first, last device.NodeID) int {

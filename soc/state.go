@@ -46,6 +46,8 @@ type Config struct {
 	// Base and Nodes say which nodes are of the same host; 0 nodes: all are.
 	Base  device.NodeID
 	Nodes uint32
+	// Others is shared by the nodes of a host (r5.Config).
+	Others r5.Others
 	// Firmware switches off optimizations of the firmware.
 	Firmware r5.Options
 	// IDs, FIFO and Contexts limit the number of transaction IDs, of entries in the page-fault

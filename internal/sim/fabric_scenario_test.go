@@ -114,7 +114,7 @@ func newFabric(seed uint64, queues bool) (*fabric, error) {
 		// A source that cannot be paged in is retried for 100 s.
 		cfg.TimeoutUS += 20000
 	}
-	cfg.Stall = !queues && seed%6 == 2
+	cfg.Stall, cfg.Hosts = !queues && seed%6 == 2, seed%5 == 3
 	if queues {
 		broken := 0
 		if seed%4 == 1 {
@@ -364,6 +364,9 @@ func (f *fabric) bound() {
 	lost := chance(in.LoseData, in.Tear, in.Corrupt, in.LoseAck, in.LoseNack, in.Delay, in.Delay)
 	access := 100*c.Memory + c.Interrupt + int64(in.Routes)*in.RouteDelay + 50_000
 	round := ms(c.TimeoutUS) + 4*access
+	if c.Hosts {
+		round += 500e6 // time-outs to other hosts
+	}
 	// A fault whose report is lost costs a guard time-out, which doubles. A small FIFO may also
 	// lose the entry.
 	unsaid := chance(in.LoseRAPF, in.Delay)

@@ -18,6 +18,7 @@ type network struct {
 	topology.Network
 	w       *World
 	outputs []output // one for each link
+	depth   int      // frames that a queue has room for
 	watch   func(link, queued, waiting int)
 }
 
@@ -60,8 +61,7 @@ type LinkUse struct {
 }
 
 func newNetwork(w *World, t *topology.Network) *network {
-	n := &network{Network: *t, w: w, outputs: make([]output, len(t.Links))}
-	return n
+	return &network{Network: *t, w: w, outputs: make([]output, len(t.Links)), depth: queueDepth}
 }
 
 // Links returns what each link of the topology has carried, nil if the world has none.
@@ -105,13 +105,13 @@ func (n *network) send(from, to int, f flight) {
 }
 
 // room reports whether a queue has room for one more frame.
-func (o *output) room(vc int) bool { return len(o.queues[vc])+o.coming[vc] < queueDepth }
+func (n *network) room(o *output, vc int) bool { return len(o.queues[vc])+o.coming[vc] < n.depth }
 
 // admit moves frames of the node itself into the queue while it has room. When none is left, the node
 // issues blocks again.
 func (n *network) admit(link, vc int) {
 	o := &n.outputs[link]
-	for len(o.own[vc]) > 0 && o.room(vc) {
+	for len(o.own[vc]) > 0 && n.room(o, vc) {
 		n.put(link, vc, o.own[vc][0])
 		o.own[vc] = o.own[vc][1:]
 	}
@@ -184,7 +184,7 @@ func (n *network) try(link int) {
 		if to := int(f.frame.DstNode); to != l.To {
 			onward, at = n.Next(l.To, to)
 			next := &n.outputs[onward]
-			if !next.room(at) {
+			if !n.room(next, at) {
 				next.wait(at, int32(link))
 				if o.stopped == 0 {
 					o.stopped = n.w.now
@@ -223,7 +223,7 @@ func (n *network) audit(quiet bool) error {
 		o := &n.outputs[i]
 		for vc := range o.queues {
 			queued := len(o.queues[vc]) + o.coming[vc]
-			if queued > queueDepth || o.Link.Highest > queueDepth || o.coming[vc] < 0 || quiet && (o.busy || queued+len(o.own[vc])+len(o.blocked[vc])+len(o.paused[vc]) > 0) {
+			if queued > n.depth || o.Link.Highest > n.depth || o.coming[vc] < 0 || quiet && (o.busy || queued+len(o.own[vc])+len(o.blocked[vc])+len(o.paused[vc]) > 0) {
 				return fmt.Errorf("%w: link %d to %d has %d frames queued and %d to come, and %d wait", errNetwork, n.Network.Links[i].From, n.Network.Links[i].To,
 					len(o.queues[vc]), o.coming[vc], len(o.own[vc]))
 			}

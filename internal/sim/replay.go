@@ -8,6 +8,7 @@ import (
 	"github.com/exanet/pfd/device"
 	"github.com/exanet/pfd/soc"
 	"github.com/exanet/pfd/soc/queue"
+	"github.com/exanet/pfd/soc/r5"
 	"github.com/exanet/pfd/soc/record"
 	"github.com/exanet/pfd/soc/wire"
 )
@@ -49,10 +50,10 @@ func replay(in io.Reader, acted func(h *record.Header, at int64, node int, n *so
 	r.Header, r.Kinds = rd.Header(), map[record.Kind]uint64{}
 	h := &r.Header
 	pool := new(wire.Pool)
-	nodes, routes := make([]*soc.Node, h.Nodes), map[device.NodeID]bool{}
+	nodes, routes, others := make([]*soc.Node, h.Nodes), map[device.NodeID]bool{}, r5.Others{}
 	for i := range nodes {
 		nodes[i] = soc.New(soc.Config{
-			ID: h.Base + device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Stall: h.Stall, Queues: h.Queues, Windows: h.Windows, GSAS: h.GSAS, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool, Base: h.Base, Nodes: uint32(h.Nodes),
+			ID: h.Base + device.NodeID(i), VABits: h.VABits, NoTXFIFO: h.NoTXFIFO, SVA: h.SVA, Stall: h.Stall, Queues: h.Queues, Windows: h.Windows, GSAS: h.GSAS, Epoch: h.Epoch, Firmware: h.Firmware, Pool: pool, Base: h.Base, Nodes: uint32(h.Nodes), Others: others,
 			Route: func(id device.NodeID) bool { return uint64(id-h.Base) < uint64(h.Nodes) || routes[id] },
 		})
 	}

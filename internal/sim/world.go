@@ -26,6 +26,7 @@ import (
 type Config struct {
 	Seed      uint64
 	Nodes     int
+	Hosts     bool // each node is a host of its own
 	VABits    int
 	NoTXFIFO  bool
 	Stall     bool // faults stall in the SMMU; not supported with front
@@ -141,8 +142,12 @@ func New(cfg Config) (*World, error) {
 
 // power installs a machine in its reset state. Events of an earlier machine are dropped.
 func (n *Node) power() {
-	w, cfg := n.world, &n.world.cfg
+	w, cfg, together := n.world, &n.world.cfg, uint32(0)
+	if cfg.Hosts {
+		together = 1
+	}
 	n.SOC = soc.New(soc.Config{
+		Base: n.id, Nodes: together,
 		Like: w.nodes[0].SOC,
 		ID:   n.id, VABits: cfg.VABits, NoTXFIFO: cfg.NoTXFIFO, Stall: cfg.Stall, SVA: true, Windows: true, GSAS: true, Epoch: w.rng.Uint32() | 1,
 		Firmware: cfg.Firmware, IDs: cfg.IDs, FIFO: cfg.FIFO, Contexts: cfg.Contexts, PathFeedback: cfg.PathFeedback,

@@ -20,9 +20,9 @@ func New(cfg Config, counts *[device.Counters]uint64) *Firmware {
 	if cfg.IDs <= 0 || cfg.IDs > device.Transactions {
 		cfg.IDs = device.Transactions
 	}
-	fw := &Firmware{
-		cfg: cfg, counts: counts,
-		seq: make(map[device.NodeID]*sparse.Table[numbers]), paths: make(map[device.NodeID]*path),
+	fw := &Firmware{cfg: cfg, counts: counts, seq: make(map[device.NodeID]*sparse.Table[numbers]), others: cfg.Others}
+	if fw.others == nil {
+		fw.others = Others{}
 	}
 	fw.Reset()
 	fw.SetTimeout(device.TimeoutReset)
@@ -47,7 +47,7 @@ func (fw *Firmware) Reset() {
 	}
 	fw.channels.Clear()
 	fw.run.reset()
-	fw.resetPaths()
+	fw.paths, fw.paced = map[device.NodeID]*path{}, nil // the states of links and nodes remain
 	fw.out = fw.out[:0]
 }
 
@@ -171,6 +171,7 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 		if fw.cfg.PathFeedback && t.seq == a.Sequence {
 			fw.feedback(now, t)
 		}
+		fw.measure(now, t)
 		fw.acknowledged(t)
 		return
 	}
@@ -229,6 +230,7 @@ func (fw *Firmware) pause(now int64, t *transaction) {
 // on, after a back-off.
 func (fw *Firmware) backOff(now int64, t *transaction) {
 	fw.unpause(t)
+	t.odd = true
 	t.nackRow++
 	if t.nackRow < backoffFromRow {
 		fw.attempt(now, t)
@@ -243,6 +245,9 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	t := fw.tx.At(int(id))
 	if t.state == stateFree || t.sending == 0 {
 		return
+	}
+	if !t.sent {
+		t.left = now
 	}
 	t.sent, t.sentAt = true, fw.stamp
 	fw.seq[t.node].At(int(id)).sent = t.seq
@@ -347,7 +352,7 @@ func (fw *Firmware) Expire(now int64) {
 				break
 			}
 			t := fw.tx.At(int(id))
-			if fw.hold(t) {
+			if i >= listFar && fw.wait(now, t) || fw.hold(t) {
 				continue
 			}
 			fw.delist(t)

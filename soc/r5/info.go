@@ -85,7 +85,7 @@ func (fw *Firmware) Transactions() []TransactionInfo {
 			Words: t.words, Sequence: t.seq, First: t.first, Block: t.block, Blocks: x.blocks, Acked: x.acked, Offset: t.offset, Length: uint32(t.length),
 			Attempts: t.attempts, RAPFs: t.rapfs, LastCode: t.lastCode, Began: t.began, Class: x.classNow(),
 		}
-		if t.list != listNone {
+		if t.list != listNone && t.list != listHeld {
 			info.Due = t.since + fw.period(int(t.list))
 		}
 		list = append(list, info)

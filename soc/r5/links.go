@@ -6,15 +6,11 @@ import "github.com/exanet/pfd/device"
 // no block is issued to the node, and none is retransmitted: nothing counts as an attempt. Blocks whose
 // retransmission was due meanwhile are retransmitted as soon as it does. A node that was gone is back.
 func (fw *Firmware) LinkReady(node device.NodeID, ready bool) {
-	if fw.paths[node] == nil && ready {
+	fw.change(node, func(r *reach) { r.full, r.gone = !ready, r.gone && !ready })
+	p := fw.paths[node]
+	if p == nil || !ready {
 		return
 	}
-	p := fw.pathTo(node)
-	p.full = !ready
-	if p.full {
-		return
-	}
-	p.gone = false
 	for id := p.held.head; id >= 0; id = p.held.head {
 		t := fw.tx.At(int(id))
 		fw.delist(t)
@@ -27,8 +23,17 @@ func (fw *Firmware) LinkReady(node device.NodeID, ready bool) {
 // as requests for retransmission. All blocks that wait for an answer from the node are retransmitted, which
 // counts as no attempt.
 func (fw *Firmware) LinkUp(node device.NodeID) {
+	p := fw.paths[node]
+	if p == nil {
+		return
+	}
+	p.short.doubled, p.long.doubled = 0, 0
 	for _, t := range fw.tx.All() {
-		if t.state != stateFree && t.node == node && !t.atSource && t.sending == 0 {
+		if t.state == stateFree || t.node != node {
+			continue
+		}
+		t.odd = true
+		if !t.atSource && t.sending == 0 {
 			fw.retransmit(fw.now, t)
 		}
 	}
@@ -37,7 +42,7 @@ func (fw *Firmware) LinkUp(node device.NodeID) {
 // Gone reports that a node is gone. Transfers to it end with status 10, as do those that are begun before
 // LinkReady reports that it is back; its read requests are forgotten.
 func (fw *Firmware) Gone(node device.NodeID) {
-	fw.pathTo(node).gone = true
+	fw.change(node, func(r *reach) { r.gone = true })
 	for c := range device.Channels {
 		if x := fw.channels.Find(c); x != nil && x.live && x.desc.DstNode == node {
 			fw.fail(x, device.StatusGone)
@@ -57,9 +62,7 @@ func (fw *Firmware) Gone(node device.NodeID) {
 
 // Drain makes the firmware refuse new transfers to a node with status 10, or take them again.
 func (fw *Firmware) Drain(node device.NodeID, on bool) {
-	if fw.paths[node] != nil || on {
-		fw.pathTo(node).drains = on
-	}
+	fw.change(node, func(r *reach) { r.drains = on })
 }
 
 // Underway counts the transfers to the nodes first to last that run, and their read requests that wait.

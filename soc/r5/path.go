@@ -19,22 +19,65 @@ const (
 
 // path is the way to a node. Transfers that have a block to issue to that node wait while it is shut.
 type path struct {
-	full    bool // LinkReady
-	gone    bool // Gone
-	drains  bool // Drain
+	reach
 	waiting list // of channels, by the links of the scheduler: a channel waits there or here
 	held    list // of blocks to be retransmitted that wait while the path is full (listHeld)
+	short   trip
+	long    trip
 
 	flying int64 // bytes of blocks in flight
 	window int64 // bytes, 0 if the rate is not limited
 	next   int64 // time at which a block may be issued, if none is in flight
 	paced  bool  // in Firmware.paced
 	shrunk int64 // time at which the window shrank
-	// least are the least round trips of blocks, by the number of bits of their length less one, ns.
-	least [15]int64
+	// least are the least round trips of blocks, by the number of bits of their length less one, ns; nil if
+	// the rate is not limited.
+	least *[15]int64
 }
 
-func newPath() *path { return &path{waiting: list{-1, -1}, held: list{-1, -1}} }
+// reach says whether blocks to a node may be sent.
+type reach struct {
+	full   bool // LinkReady
+	gone   bool // Gone
+	drains bool // Drain
+}
+
+// Others says of the nodes of other hosts which ones are full, gone or drain. A path begins with that, so
+// that a node needs paths only to those others that it writes to.
+type Others map[device.NodeID]reach
+
+// change changes what is known of a node.
+func (fw *Firmware) change(node device.NodeID, f func(r *reach)) {
+	r := fw.others[node]
+	if f(&r); r == (reach{}) {
+		delete(fw.others, node)
+	} else {
+		fw.others[node] = r
+	}
+	if p := fw.paths[node]; p != nil {
+		p.reach = r
+	}
+}
+
+// path returns the path to a node, which it makes if the node is of another host, or full; nil: there is
+// nothing to know.
+func (fw *Firmware) path(node device.NodeID) *path {
+	p := fw.paths[node]
+	if p == nil && (fw.far(node) || fw.cfg.Nodes == 0 && fw.others[node].full) {
+		p = fw.pathTo(node)
+	}
+	return p
+}
+
+// pathTo returns the path to a node, which it makes if there is none.
+func (fw *Firmware) pathTo(node device.NodeID) *path {
+	p := fw.paths[node]
+	if p == nil {
+		p = &path{reach: fw.others[node], waiting: list{-1, -1}, held: list{-1, -1}}
+		fw.paths[node] = p
+	}
+	return p
+}
 
 // open reports whether a block of n bytes may be issued.
 func (p *path) open(now int64, n uint32) bool {

@@ -8,19 +8,16 @@ import (
 
 // Leaving reports whether no new transfers to a node are begun: it is gone, or drains.
 func (fw *Firmware) Leaving(node device.NodeID) (gone, leaving bool) {
-	if len(fw.paths) == 0 {
+	if len(fw.others) == 0 {
 		return false, false
 	}
-	p := fw.paths[node]
-	return p != nil && p.gone, p != nil && (p.gone || p.drains)
+	r := fw.others[node]
+	return r.gone, r.gone || r.drains
 }
 
 // hold reports whether the path of a block that is to be retransmitted is full. The block then waits for it.
 func (fw *Firmware) hold(t *transaction) bool {
-	if len(fw.paths) == 0 {
-		return false
-	}
-	p := fw.paths[t.node]
+	p := fw.path(t.node)
 	if p == nil || !p.full {
 		return false
 	}
@@ -72,12 +69,6 @@ func (fw *Firmware) pace(now int64) {
 	}
 }
 
-// resetPaths forgets all blocks and transfers. The states of links and nodes remain.
-func (fw *Firmware) resetPaths() {
-	fw.paced = nil
-	for _, p := range fw.paths {
-		full, gone, drains := p.full, p.gone, p.drains
-		*p = *newPath()
-		p.full, p.gone, p.drains = full, gone, drains
-	}
-}
+// Writes reports whether the firmware has written to a node, or was to. If it has not, LinkReady, LinkUp and
+// Drain change nothing but Config.Others.
+func (fw *Firmware) Writes(node device.NodeID) bool { return fw.paths[node] != nil }

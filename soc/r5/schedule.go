@@ -246,6 +246,7 @@ func (fw *Firmware) issue(x *transfer) {
 	} else {
 		t.block, t.offset, t.words = x.blocks, x.desc.Size, true
 	}
+	t.short = t.block <= 1 && x.desc.Size-t.offset <= device.BlockSize
 	x.wordsOut = x.wordsOut || t.words
 	t.seq = fw.nextSequence(t.node, id)
 	t.first = t.seq
@@ -259,16 +260,14 @@ func (fw *Firmware) issue(x *transfer) {
 func (fw *Firmware) depart(t *transaction) {
 	p := fw.pathTo(t.node)
 	if p.window == 0 {
-		p.window = device.BlockSize
+		p.window, p.least = device.BlockSize, new([15]int64)
 	}
 	p.flying += int64(t.length)
 }
 
 // mustWait reports whether the path of a transfer that is not queued is shut. The transfer then waits for it.
-func (fw *Firmware) mustWait(x *transfer) bool { return len(fw.paths) != 0 && fw.park(x) }
-
-func (fw *Firmware) park(x *transfer) bool {
-	p := fw.paths[x.desc.DstNode]
+func (fw *Firmware) mustWait(x *transfer) bool {
+	p := fw.path(x.desc.DstNode)
 	if p == nil || p.open(fw.now, x.nextLength()) {
 		return false
 	}

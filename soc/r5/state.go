@@ -13,14 +13,11 @@ import (
 
 // Limits of the firmware (spec/firmware.md). Values are defined by this project.
 const (
-	maxDomainIDs = 256  // transaction IDs that one domain may hold
-	keptIDs      = 16   // IDs reserved for every slot, with or without a domain
-	maxAttempts  = 64   // retransmissions of a block without an ACK or RAPF for it
-	maxRAPFs     = 1024 // RAPFs for one block
-	sourceGrace  = 100e9
-	// farTimeout is the least time-out of blocks to nodes of other hosts, ns. A link loses nothing while
-	// it is up, and LinkUp says that it is a new one; its queues may take long.
-	farTimeout     = 500e6
+	maxDomainIDs   = 256  // transaction IDs that one domain may hold
+	keptIDs        = 16   // IDs reserved for every slot, with or without a domain
+	maxAttempts    = 64   // retransmissions of a block without an ACK or RAPF for it
+	maxRAPFs       = 1024 // RAPFs for one block
+	sourceGrace    = 100e9
 	backoffFromRow = 3
 	maxTwice       = 2 // simultaneous sendings of a block without the retransmission bit
 )
@@ -38,6 +35,8 @@ type Config struct {
 	// Base and Nodes say which nodes are of the same host; 0 nodes: all are.
 	Base  device.NodeID
 	Nodes uint32
+	// Others is shared by the nodes of a host; nil: the node is alone.
+	Others Others
 	// Options switch off optimizations.
 	Options Options
 	// IDs is the number of transaction IDs, for tests in which IDs are soon reused; 0 means all
@@ -154,7 +153,7 @@ type Firmware struct {
 	free     tickets
 	timers   [lists]list
 	timed    [device.Transactions]links
-	ticking  uint16 // lists that are not empty: a bit each
+	ticking  uint32 // lists that are not empty: a bit each
 	channels sparse.Table[transfer]
 	run      scheduler
 	asked    uint64 // read requests
@@ -163,7 +162,8 @@ type Firmware struct {
 	// seq holds the sequence numbers of each ID towards each node. They belong to the pair and
 	// never restart, so a receiver can order all that it receives from one (source, ID).
 	seq        map[device.NodeID]*sparse.Table[numbers]
-	paths      map[device.NodeID]*path // only those that are full or limited
+	others     Others
+	paths      map[device.NodeID]*path // made when they are needed
 	paced      []*path                 // whose next block has a time, and is waited for
 	drawn      [device.Transactions]device.Sequence
 	out, spare []Command
@@ -196,16 +196,6 @@ func (fw *Firmware) Commands() []Command {
 	out := fw.out
 	fw.out, fw.spare = fw.spare[:0], out
 	return out
-}
-
-// pathTo returns the path to a node, which it makes if there is none.
-func (fw *Firmware) pathTo(node device.NodeID) *path {
-	p := fw.paths[node]
-	if p == nil {
-		p = newPath()
-		fw.paths[node] = p
-	}
-	return p
 }
 
 // begin assigns a transfer to a channel, ready to be scheduled.
@@ -249,8 +239,8 @@ func (fw *Firmware) update(x *transfer, done uint32) {
 
 func (fw *Firmware) period(list int) int64 {
 	switch {
-	case list == listFar:
-		return max(fw.timeout, farTimeout)
+	case list >= listFar:
+		return farPeriod(fw.timeout, list-listFar)
 	case list >= listBackoff:
 		return int64(1e6) << uint(list-listBackoff)
 	case list >= listGuard:
@@ -263,8 +253,8 @@ func (fw *Firmware) period(list int) int64 {
 // await begins the time-out of a block that was sent.
 func (fw *Firmware) await(t *transaction, now int64) {
 	list := listTimeout
-	if fw.far(t.node) {
-		list = listFar
+	if r := fw.trip(t); r != nil {
+		list = listFar + r.step(fw.timeout)
 	}
 	fw.enlist(t, list, now)
 }
@@ -306,7 +296,7 @@ func (fw *Firmware) Deadline() int64 {
 	}
 	d := fw.pacedUntil()
 	for left := fw.ticking; left != 0; left &= left - 1 {
-		i := bits.TrailingZeros16(left)
+		i := bits.TrailingZeros32(left)
 		d = min(d, fw.tx.At(int(fw.timers[i].head)).since+fw.period(i))
 	}
 	return d

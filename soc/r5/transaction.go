@@ -47,6 +47,8 @@ type transaction struct {
 	bulk    bool // was issued in the medium or low class
 	// atSource: it is paused because of a fault at its source.
 	atSource bool
+	short    bool // as wire.Header.Short
+	odd      bool // its round trip is not that of its path: it was refused, or frames of it may be lost with a link
 
 	seq, first device.Sequence // first: the first number under which it may have been sent
 	node       device.NodeID
@@ -69,6 +71,7 @@ type transaction struct {
 	resent  int   // retransmissions
 
 	began int64 // when it was issued
+	left  int64 // when it had been sent for the first time
 	list  uint8 // its timer list, 0 for none
 	since int64 // when it was added to that list
 	peer  int16 // next transaction of the same transfer, -1 for none
@@ -81,8 +84,8 @@ const (
 	listTimeout = 1
 	listGuard   = 2  // + step 0..4: GUARD_US times 1, 2, 4, 8, 16
 	listBackoff = 7  // + step 0..6: 1, 2, 4 .. 64 ms
-	listFar     = 14 // the time-out of blocks to other hosts
-	lists       = 15
+	listFar     = 14 // + step 0..9: the time-out of blocks to other hosts
+	lists       = listFar + farSteps
 	listHeld    = lists // of its path: a block that waits while the path is full, without a period
 
 	guardSteps   = 5

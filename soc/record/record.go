@@ -25,10 +25,11 @@ import (
 //	   of a walk, no byte counts of failed moves
 //	3: no numbers of messages, and a process was not told of a late refusal
 //	4: no base of the nodes' ids, and no frames of other hosts
-//	5: the current one
+//	5: nodes of other hosts had one time-out, and each node was told of each of them
+//	6: the current one
 //
 // The machines of former versions were different: their runs cannot be replayed.
-const Version = 5
+const Version = 6
 
 // Errors of reading. Every error about a file's content matches one of them.
 var (

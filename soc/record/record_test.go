@@ -20,7 +20,7 @@ var errDisk = errors.New("no space left on device")
 
 // The header, encoded by hand: docs/record.md, "Header".
 const headerHex = "6578616e7265630a" + // "exanrec\n"
-	"0500" + "0200" + "0200" + "3000" + // version 5, SVA, 2 nodes, 48 bits
+	"0600" + "0200" + "0200" + "3000" + // version 6, SVA, 2 nodes, 48 bits
 	"78563412" + "1200" + "0000" + // epoch 0x12345678, without bypass and retransmission bit, zero
 	"0807060504030201" + // started
 	"04030000" + // node 0 has id 0x304
@@ -120,8 +120,8 @@ func TestBroken(t *testing.T) {
 		"empty":                    {nil, ErrFormat},
 		"short":                    {head[:63], ErrFormat},
 		"another file":             {changed(0, 'E'), ErrFormat},
-		"another version":          {changed(8, 6), ErrVersion},
-		"former version":           {changed(8, 4), ErrVersion},
+		"another version":          {changed(8, 7), ErrVersion},
+		"former version":           {changed(8, 5), ErrVersion},
 		"unknown option":           {changed(20, 64), ErrFormat},
 		"unknown flag":             {changed(10, 64), ErrFormat},
 		"no node":                  {changed(12, 0), ErrFormat},

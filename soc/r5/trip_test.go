@@ -130,8 +130,8 @@ func TestFarTimeout(t *testing.T) {
 	}
 }
 
-// What is known of the nodes of other hosts is known to all nodes of a host, and takes no path before a node
-// is written to.
+// All nodes of a host know which nodes of other hosts are not ready, and a node has a path only to those to which
+// it writes.
 func TestOthers(t *testing.T) {
 	others := Others{}
 	r, second := newRig(t, func(c *Config) { c.Base, c.Nodes, c.Others = own, 1, others }), newRig(t, func(c *Config) { c.Base, c.Nodes, c.Others = own, 1, others })

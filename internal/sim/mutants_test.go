@@ -35,7 +35,6 @@ const (
 	regsFile  = "soc/registers.go"
 	linkFile  = "soc/r5/links.go"
 	readyFile = "soc/r5/ready.go"
-	tripFile  = "soc/r5/trip.go"
 )
 
 var all = slices.Concat(treeMutants, []mutants.Mutant{
@@ -114,7 +113,7 @@ var all = slices.Concat(treeMutants, []mutants.Mutant{
 	mutants.Of("attempts counted while the link is down",
 		mutants.In(readyFile, "	p := fw.path(t.node)\n	if p == nil || !p.full {\n		return false\n", "	p := fw.path(t.node)\n	if p == nil || !p.full || M {\n		return false\n")),
 	mutants.Of("the round trip to other hosts not measured",
-		mutants.In(tripFile, "t.sent && !t.odd {", "t.sent && !t.odd && !M {")),
+		mutants.In(fwFile, "t.sent && !t.odd {", "t.sent && !t.odd && !M {")),
 	mutants.Of("the FIFO's check for doubles outlives a node's life",
 		mutants.In(recvFile, "	e.cfg.RX.Forget(f.SrcNode)\n", "	if !M {\n		e.cfg.RX.Forget(f.SrcNode)\n	}\n")),
 	mutants.Of("pieces of a read's last block dropped after a fault of its words",

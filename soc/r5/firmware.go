@@ -193,6 +193,14 @@ func (fw *Firmware) former(t *transaction, a mailbox.Ack) bool {
 	return a.Code == device.CodeAck && fw.far(t.node) && (a.Sequence-t.first)&device.SequenceMask < (t.seq-t.first)&device.SequenceMask
 }
 
+// measure adds the round trip of a block that is acknowledged now. It counts from the first sending: a block
+// that was sent again, of which it is not known which sending is acknowledged, can only raise the time-out.
+func (fw *Firmware) measure(now int64, t *transaction) {
+	if r := fw.trip(t); r != nil && t.sent && !t.odd {
+		r.measure(now - t.left)
+	}
+}
+
 func (fw *Firmware) acknowledged(t *transaction) {
 	x := t.transfer
 	if t.words {
@@ -366,6 +374,19 @@ func (fw *Firmware) Expire(now int64) {
 			fw.attempt(now, t)
 		}
 	}
+}
+
+// wait reports whether a block whose time-out has expired waits longer, since the time-out has become longer
+// after it was sent. Otherwise the time-out doubles. So if a link becomes slow, only the first block that waits
+// for it is sent in vain.
+func (fw *Firmware) wait(now int64, t *transaction) bool {
+	r := fw.trip(t)
+	if list := listFar + r.step(fw.timeout); fw.period(list) > fw.period(int(t.list)) {
+		fw.enlist(t, list, now)
+		return true
+	}
+	r.doubled = min(r.doubled+1, farSteps)
+	return false
 }
 
 // attempt retransmits without a request, which counts towards the limit.

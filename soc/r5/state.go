@@ -264,6 +264,18 @@ func (fw *Firmware) far(node device.NodeID) bool {
 	return fw.cfg.Nodes > 0 && uint32(node-fw.cfg.Base) >= fw.cfg.Nodes
 }
 
+// trip returns the round trip of a block's path, nil if its node is of the own host.
+func (fw *Firmware) trip(t *transaction) *trip {
+	if !fw.far(t.node) {
+		return nil
+	}
+	p := fw.paths[t.node]
+	if t.short {
+		return &p.short
+	}
+	return &p.long
+}
+
 func (fw *Firmware) enlist(t *transaction, list int, now int64) {
 	fw.delist(t)
 	t.list, t.since = uint8(list), now

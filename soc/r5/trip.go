@@ -45,36 +45,3 @@ func farPeriod(timeout int64, step int) int64 {
 	}
 	return max(timeout, min(timeout<<uint(step), farMost))
 }
-
-// trip returns the round trip of a block's path, nil if its node is of the own host.
-func (fw *Firmware) trip(t *transaction) *trip {
-	if !fw.far(t.node) {
-		return nil
-	}
-	p := fw.paths[t.node]
-	if t.short {
-		return &p.short
-	}
-	return &p.long
-}
-
-// measure adds the round trip of a block that is acknowledged now. It counts from the first sending: a block
-// that was sent again, of which it is not known which sending is acknowledged, can only raise the time-out.
-func (fw *Firmware) measure(now int64, t *transaction) {
-	if r := fw.trip(t); r != nil && t.sent && !t.odd {
-		r.measure(now - t.left)
-	}
-}
-
-// wait reports whether a block whose time-out has expired waits longer, since the time-out has become longer
-// after it was sent. Otherwise the time-out doubles. So if a link becomes slow, only the first block that waits
-// for it is sent in vain.
-func (fw *Firmware) wait(now int64, t *transaction) bool {
-	r := fw.trip(t)
-	if list := listFar + r.step(fw.timeout); fw.period(list) > fw.period(int(t.list)) {
-		fw.enlist(t, list, now)
-		return true
-	}
-	r.doubled = min(r.doubled+1, farSteps)
-	return false
-}

@@ -198,6 +198,39 @@ func (fw *Firmware) Commands() []Command {
 	return out
 }
 
+// change changes what is known of a node.
+func (fw *Firmware) change(node device.NodeID, f func(r *reach)) {
+	r := fw.others[node]
+	if f(&r); r == (reach{}) {
+		delete(fw.others, node)
+	} else {
+		fw.others[node] = r
+	}
+	if p := fw.paths[node]; p != nil {
+		p.reach = r
+	}
+}
+
+// path returns the path to a node, which it makes if the node is of another host, or full; nil: there is
+// nothing to know.
+func (fw *Firmware) path(node device.NodeID) *path {
+	p := fw.paths[node]
+	if p == nil && (fw.far(node) || fw.cfg.Nodes == 0 && fw.others[node].full) {
+		p = fw.pathTo(node)
+	}
+	return p
+}
+
+// pathTo returns the path to a node, which it makes if there is none.
+func (fw *Firmware) pathTo(node device.NodeID) *path {
+	p := fw.paths[node]
+	if p == nil {
+		p = &path{reach: fw.others[node], waiting: list{-1, -1}, held: list{-1, -1}}
+		fw.paths[node] = p
+	}
+	return p
+}
+
 // begin assigns a transfer to a channel, ready to be scheduled.
 func (fw *Firmware) begin(c int16, d *device.Descriptor) *transfer {
 	x := fw.channels.At(int(c))

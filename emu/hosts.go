@@ -93,7 +93,7 @@ func (e *Engine) told(ev soc.Event, first, last device.NodeID) {
 	e.loop.Post(func() {
 		for i, n := range e.nodes {
 			for id := first; id <= last; id++ {
-				if ev.Destination = uint64(id); i == 0 || ev.Kind == soc.NodeGone || n.soc.Writes(id) {
+				if ev.Destination = uint64(id); i == 0 || ev.Kind == soc.NodeGone || n.soc.Uses(id) {
 					e.step(n, &ev)
 				}
 			}

@@ -13,11 +13,6 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
-// maxResent is how often TCP sends again in vain before the link ends, after 0.6 s by default (defined by
-// this project). It would send again after ever longer times: a new link is up sooner when the network
-// answers.
-const maxResent = 2
-
 // peer is the link to one other host of the table. Its goroutine, run, makes sessions of the
 // connections that arrive, one after the other.
 type peer struct {
@@ -572,7 +567,7 @@ func (s *session) watch() (next *conn, err error) {
 				return nil, errWorn
 			}
 			for _, c := range s.conns {
-				if resent(c.raw) >= maxResent {
+				if c.stuck(p.l.cfg.Timing.Heartbeat) {
 					return nil, errStuck
 				}
 			}

@@ -46,6 +46,7 @@ type conn struct {
 	octets  atomic.Uint64 // received
 	idle    atomic.Bool   // the reader is to free memory
 	reading atomic.Bool   // the reader waits for bytes, and not for its sink
+	silent  int           // looks in which TCP had nothing but waited for an acknowledgement
 }
 
 // close closes the connection without waiting for the peer.
@@ -80,6 +81,19 @@ func (s *session) worn() bool {
 // maxOctets is the most that a TLS connection carries (defined by this project): 2^24.5 records of 16
 // KiB, the limit of AES-GCM, are half as much again.
 const maxOctets = 1 << 38
+
+// stuck is called at each look and reports whether TCP has waited in vain for twice the time that it should,
+// by default for 0.3 to 0.45 s. It sends again after ever longer times: a new link is up sooner when the network
+// answers.
+func (c *conn) stuck(look time.Duration) bool {
+	silent, trip := silence(c.raw)
+	if silent < look {
+		c.silent = 0
+		return false
+	}
+	c.silent++
+	return time.Duration(c.silent-1)*look >= 2*trip
+}
 
 // more reports whether a read returns bytes at once.
 func (c *conn) more() bool { return c.framed != nil && c.framed.more() }

@@ -224,6 +224,38 @@ func TestReadAskedForAgainIsServedOnce(t *testing.T) {
 	}
 }
 
+// Requests may be lost with a link: those of open reads are sent again when it is up anew, and a target that has
+// served them drops them.
+func TestReadsOverANewLink(t *testing.T) {
+	p := newPair(t, Config{})
+	m := goodRead()
+	m.Target = 0 // the same PDID
+	first := p.request(targetID, m)
+	if first == nil {
+		t.Fatal("a valid request is not sent")
+	}
+	linkUp := func(node device.NodeID) (frames []*wire.Frame) {
+		p.from.step(Event{Kind: LinkUp, Destination: uint64(node)})
+		for _, a := range p.from.take(Transmit) {
+			frames = append(frames, a.Frame)
+		}
+		return frames
+	}
+	if !p.from.n.Uses(targetID) || p.from.n.Uses(6) || len(linkUp(6)) != 0 {
+		t.Error("a read from another node is taken for one from node 6")
+	}
+	again := linkUp(targetID)
+	if len(again) != 1 {
+		t.Fatalf("%d requests are sent again, want 1", len(again))
+	}
+	for _, f := range []*wire.Frame{again[0], linkUp(targetID)[0], first} {
+		p.to.step(Event{Kind: FrameArrived, Frame: f})
+	}
+	if walks := p.to.take(Walk); len(walks) != 1 || walks[0].Access.VA != 0x50000 || p.to.count(device.TXBlocks) != 1 {
+		t.Errorf("walks %+v, %d blocks, want one of the source", walks, p.to.count(device.TXBlocks))
+	}
+}
+
 // A refusal is received and ends nothing: it may be late or duplicated, when the read has been
 // requested again and is being served. A failure ends the read.
 func TestRefusedReadStaysOpen(t *testing.T) {

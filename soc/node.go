@@ -135,7 +135,7 @@ func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 	case LinkReady:
 		n.fw.LinkReady(device.NodeID(ev.Destination), ev.OK)
 	case LinkUp:
-		n.fw.LinkUp(device.NodeID(ev.Destination))
+		n.linkUp(device.NodeID(ev.Destination))
 	case NodeGone:
 		n.gone(device.NodeID(ev.Destination))
 	case NodeDrains:

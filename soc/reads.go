@@ -30,7 +30,7 @@ func (n *Node) opened(iface uint8, f *wire.Frame) (open, served bool) {
 		target = f.SrcPDID
 	}
 	return n.dma.OpenRead(slot, pldma.OpenRead{
-		Interface: iface, Tag: m.Tag, Node: f.DstNode, PDID: target, Generation: m.TargetGeneration, Dst: m.Dst, Size: m.Size,
+		Interface: iface, Tag: m.Tag, Node: f.DstNode, PDID: target, Generation: m.TargetGeneration, Src: m.Src, Dst: m.Dst, Size: m.Size,
 		Notify: m.Notify, First: m.First, Last: m.Last,
 	})
 }
@@ -51,8 +51,32 @@ func (n *Node) answered(slot, m int, f *wire.Frame) bool {
 	return n.dma.CloseRead(slot, uint8(m), uint16(a.Transaction), f.SrcNode)
 }
 
-// Writes reports whether the node has written to a node of another host (r5.Firmware.Writes).
-func (n *Node) Writes(node device.NodeID) bool { return n.fw.Writes(node) }
+// Uses reports whether the node has written to a node of another host (r5.Firmware.Writes), or reads from it.
+func (n *Node) Uses(node device.NodeID) bool {
+	uses := n.fw.Writes(node)
+	n.dma.ReadsFrom(node, node, func(int, *pldma.OpenRead) { uses = true })
+	return uses
+}
+
+// linkUp handles a new link to a node. Requests of reads may be lost with the former one: they are sent again. A
+// target drops a request that it has.
+func (n *Node) linkUp(node device.NodeID) {
+	n.fw.LinkUp(node)
+	n.dma.ReadsFrom(node, node, func(slot int, r *pldma.OpenRead) {
+		d := n.dma.Domain(slot)
+		f := n.cfg.Pool.Frame()
+		f.Header = wire.Header{
+			Kind: wire.Message, Epoch: n.dma.Epoch(), SrcNode: n.id, SrcInterface: r.Interface, SrcPDID: d.PDID, SrcGeneration: d.Generation,
+			DstNode: node, DstMailbox: device.MailboxRead,
+		}
+		m := mailbox.ReadRequest{
+			PDID: d.PDID, Tag: r.Tag, Size: r.Size, Src: r.Src, Dst: r.Dst, Notify: r.Notify, First: r.First, Last: r.Last, Target: r.PDID, TargetGeneration: r.Generation,
+		}.Encode()
+		f.MessageLen = uint8(copy(f.Message[:], m[:]))
+		n.counts[device.TXPackets]++
+		n.out = append(n.out, Action{Kind: Transmit, Frame: f})
+	})
+}
 
 // Underway counts the transfers of this node to the nodes first to last, and the reads between them, that
 // have not ended.

@@ -1,6 +1,7 @@
 package pldma
 
 import (
+	"math/bits"
 	"slices"
 
 	"github.com/exanet/pfd/device"
@@ -77,8 +78,8 @@ func (e *Engine) Reading(slot int, iface uint8, tag uint16) bool {
 func (e *Engine) ReadsFrom(first, last device.NodeID, f func(slot int, r *OpenRead)) {
 	for slot := range e.reads {
 		o := &e.reads[slot]
-		for i := range o.reads {
-			if x := &o.reads[i]; o.used>>uint(i)&1 != 0 && first <= x.Node && x.Node <= last {
+		for used := o.used; used != 0; used &= used - 1 {
+			if x := &o.reads[bits.TrailingZeros64(used)]; first <= x.Node && x.Node <= last {
 				f(slot, x)
 			}
 		}

@@ -211,7 +211,7 @@ type OpenRead struct {
 	Node        device.NodeID     // target
 	PDID        device.PDID       // target's
 	Generation  device.Generation // target's
-	Dst         device.VA
+	Src, Dst    device.VA
 	Size        uint32
 	Notify      device.VA
 	First, Last uint64

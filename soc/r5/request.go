@@ -13,15 +13,14 @@ import (
 // too many wait, and failed with status 5 if the target does not admit the requester, or 2 if the
 // request is invalid. A request that is already being served, waiting or served is dropped.
 func (fw *Firmware) Read(src device.NodeID, iface uint8, epoch uint32, m mailbox.ReadRequest) {
-	r := request{requester{src, iface, epoch, m.Tag, m.Generation}, m}
 	fw.asked++
-	pdid := m.Target
-	if pdid == 0 {
-		pdid = m.PDID
+	if m.Target == 0 {
+		m.Target = m.PDID // as the one does that its node sends again at LinkUp
 	}
+	r := request{requester{src, iface, epoch, m.Tag, m.Generation}, m}
 	slot := -1
 	for i := range fw.domains {
-		if d := &fw.domains[i]; d.enabled && d.pdid == pdid && d.generation == m.TargetGeneration {
+		if d := &fw.domains[i]; d.enabled && d.pdid == m.Target && d.generation == m.TargetGeneration {
 			slot = i
 		}
 	}

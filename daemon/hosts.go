@@ -21,6 +21,7 @@ import (
 	"github.com/exanet/pfd/daemon/session"
 	"github.com/exanet/pfd/daemon/tree"
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/link"
 	"github.com/exanet/pfd/link/handover"
 )
@@ -62,7 +63,7 @@ func newHosts(cfg *Config, groups []domain.Group, log *slog.Logger) *hosts {
 		log: log, changes: make(chan handover.State, stateRoom), nodes: map[string]link.Range{},
 		groups: sharedGroups{file: cfg.Groups, size: cfg.GroupSize, list: groups},
 	}
-	h.links = link.New(link.Config{Identity: cfg.identity(groups), Log: log, Changed: h.changed, Told: h.told})
+	h.links = link.New(link.Config{Identity: cfg.identity(groups), Log: log, Changed: h.changed, Told: h.told, May: h.may})
 	// Without that user, as where no package is installed, root or pfd's own user runs it.
 	if u, err := user.Lookup(hostdUser); err == nil {
 		if uid, err := strconv.ParseUint(u.Uid, 10, 32); err == nil {
@@ -100,6 +101,9 @@ func (h *hosts) report(host string, state link.State) {
 
 // told handles a message of another host's pfd.
 func (h *hosts) told(host string, message []byte) { h.host.Told(host, message) }
+
+// may reports whether the threads of another host may use the pages of a tree.
+func (h *hosts) may(host string, p atomics.Protection) bool { return h.host.May(host, p) }
 
 // serve serves the connections of exanet-hostd until ctx ends.
 func (h *hosts) serve(ctx context.Context, l *net.UnixListener) {

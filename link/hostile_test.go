@@ -5,13 +5,14 @@ import (
 	"testing"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/soc/wire"
 )
 
 func isFrame(g got) bool { return g.frame != nil }
 
 // Frames whose source is not the peer's, or whose destination is not this host's, are dropped and
-// counted; the frames between them arrive.
+// counted; the frames between them arrive. Messages of threads arrive if the peer may use their tree.
 func TestForgedFrames(t *testing.T) {
 	r := newRig(t, 3, true)
 	b := r.start(1, r.tableOf(1), nil)
@@ -45,6 +46,11 @@ func TestForgedFrames(t *testing.T) {
 	claim(0x1ff, wire.Message)
 	claim(0x400, wire.Message)
 	claim(0, wire.Message)
+	thread := &wire.Frame{Header: wire.Header{Kind: wire.Message, SrcInterface: device.MailboxThread, DstNode: 2, DstMailbox: device.MailboxGSAS}, MessageLen: 1}
+	for _, p := range []atomics.Protection{closedTree, 0x800000} {
+		thread.Message[0] = atomics.Wired(0, p, 0)
+		all = appendFrame(all, thread, frameSize(thread))
+	}
 	add(1, 3)
 	if err := conns[classBulk].write(all); err != nil {
 		t.Fatal(err)
@@ -54,10 +60,13 @@ func TestForgedFrames(t *testing.T) {
 			t.Errorf("%+v, want PDID %#x", g.frame, want)
 		}
 	}
+	if g := b.await(t, "frame", isFrame); g.frame.Message != thread.Message {
+		t.Errorf("%+v: a message of a thread whose tree is closed", g.frame)
+	}
 	if g := b.await(t, "frame", isFrame); g.frame.SrcNode != 1 || g.frame.DstNode != 3 {
 		t.Errorf("%+v", g.frame)
 	}
-	if i := b.awaitInfo(t, "a", "count", func(i Info) bool { return i.Forged == 6*forged+2 }); i.State != Up || i.FramesReceived != 5 {
+	if i := b.awaitInfo(t, "a", "count", func(i Info) bool { return i.Forged == 6*forged+2 }); i.State != Up || i.FramesReceived != 6 {
 		t.Errorf("%+v", i)
 	}
 }

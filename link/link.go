@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -83,7 +84,10 @@ type Config struct {
 	// Changed is called when the link to a host comes up, and when it goes down after all calls of
 	// Told. Nil: not called. Told and Changed delay only the link that calls them.
 	Changed func(host string, up bool)
-	Timing  Timing // zero fields: the defaults
+	// May reports whether the threads of a host may use the pages of a tree (docs/spec/gsas.md). Messages of
+	// others are dropped. Nil: none may.
+	May    func(host string, tree atomics.Protection) bool
+	Timing Timing // zero fields: the defaults
 }
 
 // Timing has the times of the links. Zero means the default.

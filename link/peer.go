@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -271,14 +273,19 @@ func (p *peer) setUp(up bool) {
 
 // genuine reports whether a frame comes from the peer's nodes, goes to ours, and is not of a process of
 // another host, and counts others. The answers, kinds Ack and Link, have the PDID of the domain that
-// they answer for.
+// they answer for. A message of a thread whose tree is not open to the peer is not genuine either. It is
+// not counted: the owner of the tree may not have answered yet.
 func (p *peer) genuine(f *wire.Frame) bool {
 	answers := f.Kind == wire.Ack || f.Kind == wire.Link
-	if p.host.Nodes.Contains(f.SrcNode) && p.own.Contains(f.DstNode) && (answers || !p.l.view().claimed(f.SrcPDID, p.host.Name)) {
+	if !p.host.Nodes.Contains(f.SrcNode) || !p.own.Contains(f.DstNode) || !answers && p.l.view().claimed(f.SrcPDID, p.host.Name) {
+		p.forged.Add(1)
+		return false
+	}
+	if f.Kind != wire.Message || f.SrcInterface < device.MailboxThread {
 		return true
 	}
-	p.forged.Add(1)
-	return false
+	r, _ := atomics.DecodeRequest(f.Message[:1]) // the tree of any message of a thread is at this place
+	return p.l.cfg.May != nil && p.l.cfg.May(p.host.Name, r.Protection)
 }
 
 // control queues a record that is not a frame.

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 	"github.com/exanet/pfd/soc/wire"
 )
 
@@ -88,6 +89,9 @@ type got struct {
 	told    string
 	changed *bool
 }
+
+// closedTree is a tree that no host may use.
+const closedTree = 0x840000
 
 // host is one host of a test, with its sink.
 type host struct {
@@ -272,6 +276,7 @@ func (r *rig) start(i int, table Table, with func(*Config)) *host {
 		Timing:   timing,
 		Told:     func(from string, m []byte) { h.add(got{told: from + ":" + string(m)}) },
 		Changed:  func(from string, up bool) { h.add(got{changed: &up, told: from}) },
+		May:      func(host string, p atomics.Protection) bool { return p != closedTree },
 		Log:      slog.New(slog.NewTextHandler(testLog{r.t}, nil)),
 	}
 	if r.standard {

@@ -34,6 +34,11 @@ func (d *Host) Told(host string, message []byte) {
 	d.trees.do(d.trees.dir.Told(host, m))
 }
 
+// May reports whether the threads of another host may use the pages of a tree. It does not wait.
+func (d *Host) May(host string, p atomics.Protection) bool {
+	return d.trees != nil && d.trees.dir.May(host, p)
+}
+
 // do does what the directory says about trees that have ended.
 func (t *trees) do(e tree.Effects) {
 	for _, p := range e.Ended {

@@ -10,6 +10,7 @@
 package tree
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -69,6 +70,13 @@ func (t Token) Tree() atomics.Protection {
 	return atomics.Protection(uint32(t[0]) | uint32(t[1])<<8 | uint32(t[2])<<16)
 }
 
+// proof returns what the pfds of other hosts compare with the token that a thread presents. It does not tell
+// the token. Defined by this project.
+func (t Token) proof() Token {
+	sum := sha256.Sum256(t[:])
+	return Token(sum[:len(t)])
+}
+
 // named returns the token with the protection id in it.
 func (t Token) named(p atomics.Protection) Token {
 	t[0], t[1], t[2] = byte(p), byte(p>>8), byte(p>>16)
@@ -118,7 +126,6 @@ type Directory struct {
 	mu     sync.Mutex
 	quota  uint64 // pages
 	trees  map[atomics.Protection]*tree
-	tokens map[Token]*tree
 	nodes  map[device.NodeID]*node
 	used   map[uint32]uint64 // pages by user
 	abroad map[string]uint64 // pages of the trees of other hosts, by their owner
@@ -146,10 +153,11 @@ type rest struct {
 type tree struct {
 	id      atomics.Protection
 	uid     uint32
-	token   Token
+	token   Token // zero: another host's, of which no thread has joined here
 	threads int
 	areas   map[device.NodeID]*area
-	ended   bool // its last thread on all hosts has ended, or its owner is gone
+	ended   bool            // its last thread on all hosts has ended, or its owner is gone
+	members map[string]bool // hosts that have shown the token: their threads may use the pages here
 
 	shares map[string]*share // hosts that asked for it
 	freed  bool              // its pages are gone, and its id waits for the shares
@@ -160,8 +168,8 @@ type tree struct {
 // New returns an empty directory.
 func New(cfg Config) *Directory {
 	d := &Directory{
-		cfg: cfg, trees: map[atomics.Protection]*tree{}, tokens: map[Token]*tree{},
-		nodes: map[device.NodeID]*node{}, used: map[uint32]uint64{}, abroad: map[string]uint64{}, hosts: map[string]*host{},
+		cfg: cfg, trees: map[atomics.Protection]*tree{}, nodes: map[device.NodeID]*node{},
+		used: map[uint32]uint64{}, abroad: map[string]uint64{}, hosts: map[string]*host{},
 	}
 	d.SetQuota(cfg.Quota)
 	return d
@@ -193,9 +201,9 @@ func (d *Directory) Begin(id device.NodeID, uid uint32) (Thread, error) {
 	if err != nil {
 		return Thread{}, err
 	}
-	t := &tree{id: atomics.Protection(interfaceOf(id, at)), uid: uid, areas: map[device.NodeID]*area{}, shares: map[string]*share{}}
-	t.token = d.cfg.Random().named(t.id)
-	d.trees[t.id], d.tokens[t.token] = t, t
+	t := newTree(atomics.Protection(interfaceOf(id, at)))
+	t.uid, t.token, t.shares = uid, d.cfg.Random().named(t.id), map[string]*share{}
+	d.trees[t.id] = t
 	return d.add(n, id, at, t), nil
 }
 
@@ -204,8 +212,8 @@ func (d *Directory) Begin(id device.NodeID, uid uint32) (Thread, error) {
 func (d *Directory) Join(id device.NodeID, uid uint32, token Token) (Thread, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := d.tokens[token]
-	if t == nil || t.uid != uid {
+	t := d.trees[token.Tree()]
+	if t == nil || t.ended || t.uid != uid || !t.has(token) {
 		return Thread{}, fmt.Errorf("%w: uid %d has none with this token: its last thread has ended, or this pfd has no link to the one that has it", ErrTree, uid)
 	}
 	n := d.node(id)
@@ -213,12 +221,25 @@ func (d *Directory) Join(id device.NodeID, uid uint32, token Token) (Thread, err
 	if err != nil {
 		return Thread{}, err
 	}
+	t.token = token
 	th := d.add(n, id, at, t)
 	if t.foreign != nil {
-		d.ask(t)
+		d.ask(t, nil)
 		th.number = t.foreign.last
 	}
 	return th, nil
+}
+
+func newTree(p atomics.Protection) *tree {
+	return &tree{id: p, areas: map[device.NodeID]*area{}, members: map[string]bool{}}
+}
+
+// has reports whether a token is the tree's.
+func (t *tree) has(token Token) bool {
+	if t.foreign != nil {
+		return t.foreign.known && t.foreign.proof == token.proof()
+	}
+	return t.token == token
 }
 
 // interfaceOf returns the thread of place at in a node's threads.
@@ -304,7 +325,7 @@ func (d *Directory) End(id atomics.Thread) (p atomics.Protection, last bool, err
 	case t.foreign == nil:
 		d.endIfOver(t)
 	case !t.ended:
-		d.ask(t)
+		d.ask(t, nil)
 	}
 	return t.id, t.ended && t.threads == 0, nil
 }
@@ -474,7 +495,7 @@ func (d *Directory) Remove(p atomics.Protection) {
 	t.areas, t.freed = nil, true
 	if t.foreign != nil {
 		delete(d.trees, p)
-		d.tell(t.foreign.owner, Message{Kind: Freed, Tree: p, Token: t.token, Number: t.foreign.last})
+		d.tell(t.foreign.owner, Message{Kind: Freed, Tree: p, Number: t.foreign.last})
 		return
 	}
 	d.forget(t)

@@ -173,11 +173,9 @@ func TestLastRootIsKept(t *testing.T) {
 			return err
 		},
 		"threads that join": func(d *Directory) error {
-			if len(d.tokens) > 0 {
-				for token := range d.tokens {
-					_, err := d.Join(3, 1000, token)
-					return err
-				}
+			for _, t := range d.trees {
+				_, err := d.Join(3, 1000, t.token)
+				return err
 			}
 			_, err := d.Begin(4, 1000)
 			return err

@@ -16,6 +16,9 @@ import (
 // any host. The owner then says so to all that have asked, and keeps the id until each has freed its pages.
 // Messages say states, not changes, so that a lost one does no harm: when a link comes up, both sides tell
 // each other all that they know.
+//
+// The threads of a host may use the pages of its own trees, and of those whose token it has shown to their
+// owner (May). A pfd that has not shown a token is told its proof only.
 
 // Host is another host, and its nodes.
 type Host struct {
@@ -30,6 +33,8 @@ type host struct {
 	life Token // zero: not known
 
 	begun uint32 // number of the last Begin to it
+	// numbers of the last Asked to it about other hosts, by these, that are not answered
+	questions map[string]uint32
 
 	number, count uint32 // of the last Begin from it; messages Asked since then
 }
@@ -44,7 +49,8 @@ type share struct {
 // foreign has the state of a tree of another host that this pfd has asked for.
 type foreign struct {
 	owner   string
-	known   bool          // token and uid are known
+	known   bool          // uid and proof are known
+	proof   Token         // of its token
 	first   uint32        // number of its first Asked
 	last    uint32        // and of the last one
 	acked   uint32        // of the last one that the owner has answered
@@ -69,6 +75,7 @@ func (d *Directory) SetHosts(hosts []Host) (e Effects) {
 			continue
 		}
 		for _, t := range d.sorted() {
+			delete(t.members, name)
 			if t.foreign != nil && t.foreign.owner == name {
 				d.lose(t, &e)
 			} else if t.shares[name] != nil {
@@ -79,11 +86,25 @@ func (d *Directory) SetHosts(hosts []Host) (e Effects) {
 	}
 	for _, h := range hosts {
 		if d.hosts[h.Name] == nil {
-			d.hosts[h.Name] = &host{Host: h}
+			d.hosts[h.Name] = newHost(h)
 		}
 	}
 	return e
 }
+
+func newHost(h Host) *host { return &host{Host: h, questions: map[string]uint32{}} }
+
+// hostOf returns the host of a node, nil if it is of this pfd, or of none.
+func (d *Directory) hostOf(id device.NodeID) *host {
+	for _, h := range d.hosts {
+		if h.has(id) {
+			return h
+		}
+	}
+	return nil
+}
+
+func (h *Host) has(id device.NodeID) bool { return h.First <= id && id <= h.Last }
 
 // Changed says that the link to a host came up, which may be before SetHosts names it, or went down. Both
 // pfds call it.
@@ -95,9 +116,10 @@ func (d *Directory) Changed(o Host, up bool) {
 	case h == nil && !up:
 		return
 	case h == nil:
-		h = &host{Host: o}
+		h = newHost(o)
 		d.hosts[o.Name] = h
 	}
+	clear(h.questions)
 	if h.up = up; up {
 		d.tellAll(o.Name)
 	}
@@ -120,10 +142,10 @@ func (d *Directory) tellAll(name string) {
 	for _, t := range d.sorted() {
 		switch {
 		case t.foreign != nil && t.foreign.owner == name:
-			d.ask(t)
+			d.ask(t, nil)
 			n++
 		case t.ended && t.shares[name] != nil:
-			d.tell(name, Message{Kind: Gone, Tree: t.id, Token: t.token, Number: t.shares[name].number})
+			d.tell(name, Message{Kind: Gone, Tree: t.id, Token: t.token.proof(), Number: t.shares[name].number})
 		}
 	}
 	d.tell(name, Message{Kind: All, Threads: n, Number: h.begun})
@@ -147,11 +169,63 @@ func (d *Directory) tell(name string, m Message) bool {
 	return h != nil && h.up && d.cfg.Tell != nil && d.cfg.Tell(name, m)
 }
 
-// ask tells the owner of a foreign tree how many threads this pfd has.
-func (d *Directory) ask(t *tree) {
+// ask tells the owner of a foreign tree how many threads this pfd has, and asks it whether another host has
+// shown the token, if about is not nil.
+func (d *Directory) ask(t *tree, about *host) {
 	d.number++
 	t.foreign.last = d.number
-	d.tell(t.foreign.owner, Message{Kind: Asked, Tree: t.id, Token: t.token, Threads: uint32(t.threads), Number: d.number})
+	m := Message{Kind: Asked, Tree: t.id, Token: t.token, Threads: uint32(t.threads), Number: d.number}
+	if m.Token == (Token{}) {
+		m.Token = t.foreign.proof
+	}
+	if about != nil {
+		m.UID = uint32(about.First)
+	}
+	if d.tell(t.foreign.owner, m) && about != nil {
+		d.hosts[t.foreign.owner].questions[about.Name] = m.Number
+	}
+}
+
+// meet makes a tree of another host known and asks its owner, also about another host if about is not nil. It
+// returns nil if no other host may have the tree.
+func (d *Directory) meet(p atomics.Protection, about *host) *tree {
+	root := atomics.Thread(p)
+	o := d.hostOf(root.Node())
+	if o == nil || root.Interface() < device.MailboxThread {
+		return nil
+	}
+	d.live()
+	t := newTree(p)
+	t.foreign = &foreign{owner: o.Name, first: d.number + 1, acked: d.number, changed: make(chan struct{})}
+	d.trees[p] = t
+	d.ask(t, about)
+	return t
+}
+
+// May reports whether the threads of another host may use the pages of a tree: the tree is that host's, or it
+// has shown the token. If that is for a third host to say, it is asked, and May is true from its answer on.
+func (d *Directory) May(name string, p atomics.Protection) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h, t, root := d.hosts[name], d.trees[p], atomics.Thread(p).Node()
+	switch {
+	case h == nil || h.has(root):
+		return h != nil
+	case t != nil && (t.foreign == nil || t.ended || t.members[name]):
+		return !t.ended && t.members[name]
+	}
+	o := d.hostOf(root)
+	if o == nil {
+		return false
+	}
+	if _, open := o.questions[name]; !open {
+		if t == nil {
+			d.meet(p, h)
+		} else {
+			d.ask(t, h)
+		}
+	}
+	return false
 }
 
 // Find returns the user of a tree. If this pfd does not know the tree, and ask is set, it asks the owner. If
@@ -162,19 +236,7 @@ func (d *Directory) Find(p atomics.Protection, ask bool) (uid uint32, wait <-cha
 	defer d.mu.Unlock()
 	t := d.trees[p]
 	if t == nil && ask {
-		root := atomics.Thread(p)
-		if root.Interface() >= device.MailboxThread {
-			for name, h := range d.hosts {
-				if h.First <= root.Node() && root.Node() <= h.Last {
-					d.live()
-					t = &tree{id: p, areas: map[device.NodeID]*area{}, foreign: &foreign{
-						owner: name, first: d.number + 1, acked: d.number, changed: make(chan struct{}),
-					}}
-					d.trees[p] = t
-					d.ask(t)
-				}
-			}
-		}
+		t = d.meet(p, nil)
 	}
 	switch {
 	case t == nil || t.ended:
@@ -224,8 +286,18 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 		own = t.shares[name]
 	}
 	foreign := t != nil && t.foreign != nil && t.foreign.owner == name
+	about := "" // the host of the question that is answered
+	if m.Kind == Known || m.Kind == Gone {
+		for name, number := range h.questions {
+			if number == m.Number {
+				about = name
+				delete(h.questions, name)
+			}
+		}
+	}
 	switch m.Kind {
 	case Begin:
+		clear(h.questions) // the answers may not have been sent
 		anew := m.Token != h.life && h.life != Token{}
 		h.life, h.number, h.count = m.Token, m.Number, 0
 		for _, t := range d.sorted() {
@@ -237,7 +309,7 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 			} else if anew {
 				d.lose(t, &e)
 			} else if f.last != f.acked { // the answer may not have been sent
-				d.ask(t)
+				d.ask(t, nil)
 			}
 		}
 	case All:
@@ -253,18 +325,20 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 		h.count++
 		d.asked(name, t, m, &e)
 	case Known:
-		// A token names its tree, and both stay what they are: another host's word cannot put threads into its trees.
-		if foreign && !t.ended && t.foreign.since(m.Number) && m.Token.Tree() == t.id && (!t.foreign.known || m.Token == t.token && m.UID == t.uid) {
+		// User and token of a tree stay what they are.
+		if foreign && !t.ended && t.foreign.since(m.Number) && (!t.foreign.known || m.Token == t.foreign.proof && m.UID == t.uid) {
 			t.foreign.known, t.foreign.acked = true, m.Number
-			t.uid, t.token = m.UID, m.Token
-			d.tokens[t.token] = t
+			t.uid, t.foreign.proof = m.UID, m.Token
+			if d.hosts[about] != nil && m.Threads > 0 {
+				t.members[about] = true
+			}
 			t.notify()
 		}
 	case Gone:
 		switch {
 		case t == nil:
-			d.tell(name, Message{Kind: Freed, Tree: m.Tree, Token: m.Token, Number: m.Number})
-		case foreign && t.foreign.since(m.Number) && (m.Token == t.token || !t.foreign.known):
+			d.tell(name, Message{Kind: Freed, Tree: m.Tree, Number: m.Number})
+		case foreign && t.foreign.since(m.Number) && (!t.foreign.known || m.Token == t.token || m.Token == t.foreign.proof):
 			d.lose(t, &e)
 		}
 	case Freed:
@@ -280,7 +354,7 @@ func (f *foreign) since(number uint32) bool { return int32(number-f.first) >= 0 
 
 // asked answers a host that asks for a tree, or has told how many threads it has.
 func (d *Directory) asked(name string, t *tree, m Message, e *Effects) {
-	if t == nil || t.foreign != nil || m.Token != t.token && (m.Token != Token{} || m.Threads > 0) {
+	if t == nil || t.foreign != nil || m.Token != t.token && (m.Threads > 0 || m.Token != Token{} && m.Token != t.token.proof()) {
 		d.tell(name, Message{Kind: Gone, Tree: m.Tree, Token: m.Token, Number: m.Number})
 		return
 	}
@@ -297,7 +371,14 @@ func (d *Directory) asked(name string, t *tree, m Message, e *Effects) {
 		t.shares[name] = s
 	}
 	s.threads, s.number, s.stale = m.Threads, m.Number, false
-	d.tell(name, Message{Kind: Known, Tree: t.id, Token: t.token, UID: t.uid, Number: m.Number})
+	if m.Token == t.token {
+		t.members[name] = true // before the answer: the host's threads use the tree from then on
+	}
+	answer := Message{Kind: Known, Tree: t.id, Token: t.token.proof(), UID: t.uid, Number: m.Number}
+	if about := d.hostOf(device.NodeID(m.UID)); about != nil && t.members[about.Name] {
+		answer.Threads = 1
+	}
+	d.tell(name, answer)
 	if d.endIfOver(t) {
 		e.Ended = append(e.Ended, t.id)
 	}
@@ -306,6 +387,7 @@ func (d *Directory) asked(name string, t *tree, m Message, e *Effects) {
 // drop forgets that a host has asked for a tree.
 func (d *Directory) drop(t *tree, name string, e *Effects) {
 	delete(t.shares, name)
+	delete(t.members, name)
 	if t.ended {
 		d.forget(t)
 	} else if d.endIfOver(t) {
@@ -324,9 +406,8 @@ func (d *Directory) endIfOver(t *tree) bool {
 		}
 	}
 	t.ended = true
-	delete(d.tokens, t.token)
 	for _, name := range slices.Sorted(maps.Keys(t.shares)) {
-		d.tell(name, Message{Kind: Gone, Tree: t.id, Token: t.token, Number: t.shares[name].number})
+		d.tell(name, Message{Kind: Gone, Tree: t.id, Token: t.token.proof(), Number: t.shares[name].number})
 	}
 	return true
 }
@@ -337,9 +418,6 @@ func (d *Directory) lose(t *tree, e *Effects) {
 		return
 	}
 	t.ended = true
-	if t.foreign.known {
-		delete(d.tokens, t.token)
-	}
 	t.notify()
 	if t.threads > 0 {
 		e.Lost = append(e.Lost, t.id)

@@ -225,8 +225,8 @@ func (c *cluster) join(i int, uid uint32, token Token) (Thread, error) {
 func (c *cluster) left(hosts ...int) {
 	for _, i := range hosts {
 		d := c.dirs[i]
-		if len(d.trees)+len(d.tokens)+len(d.used) > 0 {
-			c.fail("host %d has %d trees, %d tokens, %v", i, len(d.trees), len(d.tokens), d.used)
+		if len(d.trees)+len(d.used) > 0 {
+			c.fail("host %d has %d trees, %v", i, len(d.trees), d.used)
 		}
 	}
 }
@@ -309,14 +309,14 @@ func TestHostsUnanswered(t *testing.T) {
 	b.Unanswered(root.Protection) // it is known
 	number := b.trees[root.Protection].foreign.last
 	for _, m := range []Message{
-		{UID: 1000, Token: Token{15: 1}.named(root.Protection)},
-		{UID: 1001, Token: root.Token},
-		{UID: 1000, Token: Token{15: 1}.named(0x900004)},
+		{UID: 1000, Token: Token{15: 1}},
+		{UID: 1001, Token: root.Token.proof()},
+		{UID: 1000, Token: root.Token},
 	} {
 		m.Kind, m.Tree, m.Number = Known, root.Protection, number
 		b.Told(hostName(0), m)
-		if tr := b.trees[root.Protection]; len(b.tokens) != 1 || b.tokens[root.Token] != tr || tr.uid != 1000 || tr.token != root.Token {
-			t.Errorf("after %+v: %d tokens, user %d", m, len(b.tokens), tr.uid)
+		if tr := b.trees[root.Protection]; tr.uid != 1000 || !tr.has(root.Token) {
+			t.Errorf("after %+v: user %d, token %x", m, tr.uid, tr.foreign.proof)
 		}
 	}
 	_, _, _ = c.dirs[0].End(root.ID)
@@ -384,7 +384,7 @@ func TestHostsLost(t *testing.T) {
 	}
 }
 
-// A host that lies about the token of its tree gets no thread that joins another one, and makes nothing grow.
+// A host that lies about the token of its tree gets no thread that joins another one.
 func TestHostsForgedToken(t *testing.T) {
 	c := newCluster(t, 2, 1)
 	c.settle()
@@ -394,21 +394,89 @@ func TestHostsForgedToken(t *testing.T) {
 	if _, wait, err := d.Find(own.Protection, true); err != nil || wait == nil {
 		t.Fatal(err)
 	}
-	forged := Message{Kind: Known, Tree: own.Protection, Token: victim.Token, UID: 1000, Number: d.number}
+	forged := Message{Kind: Known, Tree: own.Protection, Token: victim.Token.proof(), UID: 1000, Number: d.number}
 	d.Told(hostName(0), forged) // before the true answer
 	c.settle()
 	d.Told(hostName(0), forged)
-	for i := range byte(100) {
-		forged.Token = own.Token
-		forged.Token[9] += i + 1
-		d.Told(hostName(0), forged)
-	}
 	if th, err := d.Join(hostNodes, 1000, victim.Token); err != nil || th.Protection != victim.Protection {
 		t.Errorf("a thread joins %#x with the token of %#x: %v", uint32(th.Protection), uint32(victim.Protection), err)
 	}
-	if len(d.tokens) != 2 {
-		t.Errorf("%d tokens of two trees", len(d.tokens))
+}
+
+// The threads of a host use the trees of its own, and those whose token it has shown to their owner. It is told
+// the token of no other.
+func TestMay(t *testing.T) {
+	c := newCluster(t, 4, 1)
+	c.settle()
+	a, b, guest, evil := c.dirs[0], c.dirs[1], hostName(2), hostName(3)
+	root := begin(t, a, 0, 1000)
+	p := root.Protection
+	may := func(want string) {
+		t.Helper()
+		c.settle()
+		got := ""
+		for i, d := range c.dirs[:2] {
+			for _, name := range []string{hostName(1 - i), guest, evil} {
+				if d.May(name, p) {
+					got += fmt.Sprint(i, name[4:], " ")
+				}
+			}
+		}
+		if got != want {
+			t.Errorf("may: %s, want %s", got, want)
+		}
 	}
+	may("10 ")
+	may("10 ") // b has asked a about the others
+	for _, m := range []Message{
+		{Kind: Asked, Tree: p, Number: 5},
+		{Kind: Asked, Tree: p, Number: 6, Threads: 1},
+		{Kind: Asked, Tree: p, Number: 7, Token: Token{15: 1}.named(p), Threads: 1},
+		{Kind: Known, Tree: p, Number: b.number, Threads: 1, UID: 1000, Token: root.Token.proof()}, // it is not a's answer
+	} {
+		c.wires[[2]int{0, 3}] = nil
+		a.Told(evil, m)
+		b.Told(evil, m)
+		for _, m := range c.wires[[2]int{0, 3}] {
+			if m.Token == root.Token {
+				t.Errorf("the token is told: %+v", m)
+			}
+		}
+	}
+	may("10 ")
+	member, err := c.join(2, 1000, root.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !a.May(guest, p) {
+		t.Error("the owner has answered, and refuses the thread")
+	}
+	may("02 10 ")
+	may("02 10 12 ")
+	c.cut(0, 1)
+	c.cut(0, 2)
+	may("02 10 12 ")
+	c.start(1) // which knows nothing any more, and asks while the link to the owner is down
+	b = c.dirs[1]
+	c.up[[2]int{0, 1}], c.up[[2]int{1, 2}] = false, false
+	if b.May(guest, p) {
+		t.Error("a tree that is not known")
+	}
+	may("02 10 ")
+	may("02 10 12 ")
+	again := must(t, func() (Thread, error) { return c.join(1, 1000, root.Token) })
+	may("01 02 10 12 ")
+	c.effects(1, b.SetHosts(c.others(1, 2)))
+	may("01 02 10 ")
+	for _, th := range []Thread{root, member, again} {
+		_, _, _ = c.dirs[int(th.ID.Node())/hostNodes].End(th.ID)
+	}
+	c.settle()
+	if a.May(guest, p) || b.May(guest, p) {
+		t.Error("the tree has ended")
+	}
+	c.settle()
+	c.left(0, 1, 2, 3)
 }
 
 // TestHostsRandom runs random operations on three hosts while links are cut, messages are lost and pfds
@@ -427,6 +495,7 @@ func TestHostsRandom(t *testing.T) {
 		var threads []*thread
 		var tokens []Token
 		born := map[Token]uint64{} // life of the owner
+		shown := map[[2]any]bool{} // proof of a token, host
 		drop := func(f func(*thread) bool) { threads = slices.DeleteFunc(threads, f) }
 		for range 400 {
 			i, j := c.r.IntN(3), c.r.IntN(3)
@@ -445,6 +514,7 @@ func TestHostsRandom(t *testing.T) {
 					break
 				}
 				if th, err := d.Join(device.NodeID(i*hostNodes+1), 1, token); err == nil {
+					shown[[2]any{token.proof(), i}] = true
 					owner := int(atomics.Thread(th.Protection).Node()) / hostNodes
 					threads = append(threads, &thread{th, i, owner, c.lives[owner], i == owner})
 				}
@@ -475,7 +545,18 @@ func TestHostsRandom(t *testing.T) {
 					drop(func(o *thread) bool { return o.host == i && o.Protection == p })
 				}
 				c.collect(i)
-			case k < 60:
+			case k < 65 && len(tokens) > 0 && i != j:
+				p := tokens[max(0, len(tokens)-1-c.r.IntN(6))].Tree()
+				if owner := int(atomics.Thread(p).Node()) / hostNodes; owner != j && d.May(hostName(j), p) {
+					proof := d.trees[p].token.proof()
+					if owner != i {
+						proof = d.trees[p].foreign.proof
+					}
+					if !shown[[2]any{proof, j}] {
+						c.fail("host %d uses the tree %#x on host %d", j, uint32(p), i)
+					}
+				}
+			case k < 70:
 				for w := range maps.Keys(c.again) {
 					delete(c.again, w)
 					c.dirs[w[0]].TellAgain(hostName(w[1]))
@@ -502,11 +583,21 @@ func TestHostsRandom(t *testing.T) {
 				if o := c.dirs[th.owner].trees[th.Protection]; th.confirmed && c.lives[th.owner] == th.life && (o == nil || o.ended) {
 					c.fail("the tree of thread %#x of host %d has ended", uint32(th.ID), th.host)
 				}
+				if th.confirmed && c.lives[th.owner] == th.life && th.host != th.owner && !c.dirs[th.owner].May(hostName(th.host), th.Protection) {
+					c.fail("the owner refuses thread %#x of host %d", uint32(th.ID), th.host)
+				}
 			}
 		}
-		for i := range c.lost {
-			for _, p := range c.lost[i] {
-				drop(func(o *thread) bool { return o.host == i && o.Protection == p })
+		c.settle() // which ends threads of lost trees
+		drop(func(th *thread) bool { return !c.dirs[th.host].Alive(th.ID, th.Protection) })
+		for _, th := range threads {
+			for j, d := range c.dirs {
+				if j == th.host || d.May(hostName(th.host), th.Protection) {
+					continue
+				}
+				if c.settle(); j == th.owner || !d.May(hostName(th.host), th.Protection) {
+					c.fail("host %d refuses thread %#x of host %d", j, uint32(th.ID), th.host)
+				}
 			}
 		}
 		for _, th := range threads {

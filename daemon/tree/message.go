@@ -18,8 +18,8 @@ type Kind uint8
 const (
 	Begin Kind = 1 + iota // Asked for all trees of the receiver that the sender knows follow; Token is the sender's life
 	Asked                 // the sender has Threads of the tree, or pages
-	Known                 // the tree lives; the answer to the Asked with the same Number
-	Gone                  // there is no tree with this token any more: free its pages
+	Known                 // the tree lives; the answer to the Asked with the same Number. Token is its proof
+	Gone                  // there is no tree with this token, or this proof, any more: free its pages
 	Freed                 // the sender has freed its pages
 	All                   // these were all, as many as Threads says, after the Begin with the same Number
 )
@@ -28,9 +28,9 @@ const (
 type Message struct {
 	Kind    Kind
 	Tree    atomics.Protection
-	Token   Token // zero: not known
-	UID     uint32
-	Threads uint32 // that the sender has
+	Token   Token  // zero: not known
+	UID     uint32 // in an Asked the first node of the host that is asked about
+	Threads uint32 // that the sender has; in a Known 1 if the host that was asked about has shown the token
 	Number  uint32 // of an Asked or a Begin, by its sender; in all others that to which they belong
 }
 

@@ -90,6 +90,7 @@ var alone = map[string]string{
 	"TestTableLargerThanMemory":          "the limit is of pfd's memory; a device elsewhere has its own",
 	"TestLogFlood":                       "of pfd's log alone",
 	"TestBetweenHosts":                   "links are of nodes inside pfd",
+	"TestHostThatLiesAboutTrees":         "the same",
 }
 
 // Each test runs with all devices of the table, or is listed in alone.

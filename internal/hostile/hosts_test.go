@@ -66,22 +66,58 @@ var hostdProgram = sync.OnceValues(func() (string, error) {
 // clusters counts the clusters of this process, of which each has addresses of its own.
 var clusters atomic.Uint32
 
-// startHosts starts two pfds of a node each, with a link between them.
-func startHosts(t *testing.T, args ...string) *world {
+// newCluster makes the files of a cluster, whose hosts have a node each.
+func newCluster(t *testing.T, names ...string) (etc string, hosts []files.Host) {
 	t.Helper()
-	program, err := hostdProgram()
-	if err != nil {
-		t.Fatal(err)
-	}
-	etc := filepath.Join(t.TempDir(), "etc")
+	etc = filepath.Join(t.TempDir(), "etc")
 	n := uint32(os.Getpid())<<5 + clusters.Add(1)
 	var list []files.New
-	for i, name := range []string{"a", "b"} {
+	for i, name := range names {
 		list = append(list, files.New{Name: name, Address: fmt.Sprintf("127.%d.%d.%d:9480", n>>8&0xff, n&0xff, i+1), Nodes: 1})
 	}
 	if _, err := files.Init(etc, "hostile", list, time.Now()); err != nil {
 		t.Fatal(err)
 	}
+	file, err := files.Read(filepath.Join(etc, files.FileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return etc, file.Hosts
+}
+
+// startHost starts pfd and exanet-hostd of a host.
+func startHost(t *testing.T, etc string, h files.Host, groups string, args ...string) *world {
+	t.Helper()
+	program, err := hostdProgram()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := start(t, slices.Concat([]string{"--nodes", "1", "--config", filepath.Join(etc, h.Name+".pfd.toml"), "--groups", groups}, args)...)
+	hostd := exec.Command(program, "--hosts", filepath.Join(etc, files.FileName), "--name", h.Name, "--pfd", w.socket(), "--listen", h.Address)
+	hostd.Stderr = w.stderr
+	hostd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := hostd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = hostd.Process.Signal(syscall.SIGTERM)
+		_ = hostd.Wait() // its end by the signal
+	})
+	return w
+}
+
+// linkedTo waits until the link to another host is up.
+func (w *world) linkedTo(name string) {
+	w.until("the link is up", func() bool {
+		r, err := w.Hosts(w.ctx())
+		return err == nil && slices.ContainsFunc(r.Hosts, func(h control.Host) bool { return h.Name == name && h.State == control.HostUp })
+	})
+}
+
+// startHosts starts two pfds of a node each, with a link between them.
+func startHosts(t *testing.T, args ...string) *world {
+	t.Helper()
+	etc, list := newCluster(t, "a", "b")
 	// A group has the same PDID on both hosts.
 	var groups []byte
 	for i, name := range []string{
@@ -96,25 +132,12 @@ func startHosts(t *testing.T, args ...string) *world {
 	}
 	var both [2]*world
 	for i, h := range list {
-		both[i] = start(t, slices.Concat([]string{"--nodes", "1", "--config", filepath.Join(etc, h.Name+".pfd.toml"), "--groups", path}, args)...)
-		hostd := exec.Command(program, "--hosts", filepath.Join(etc, files.FileName), "--name", h.Name, "--pfd", both[i].socket(), "--listen", h.Address)
-		hostd.Stderr = both[i].stderr
-		hostd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := hostd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			_ = hostd.Process.Signal(syscall.SIGTERM)
-			_ = hostd.Wait() // its end by the signal
-		})
+		both[i] = startHost(t, etc, h, path, args...)
 	}
 	w := both[0]
 	w.far = both[1]
 	for i, from := range both {
-		from.until("the link is up", func() bool {
-			r, err := from.Hosts(from.ctx())
-			return err == nil && slices.ContainsFunc(r.Hosts, func(h control.Host) bool { return h.Name == list[1-i].Name && h.State == control.HostUp })
-		})
+		from.linkedTo(list[1-i].Name)
 	}
 	return w
 }

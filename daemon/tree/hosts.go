@@ -29,8 +29,9 @@ type Host struct {
 // host is a host of the table.
 type host struct {
 	Host
-	up   bool
-	life Token // zero: not known
+	up    bool
+	life  Token // zero: not known
+	began bool  // a Begin has come since the link is up
 
 	begun uint32 // number of the last Begin to it
 	// numbers of the last Asked to it about other hosts, by these, that are not answered
@@ -120,6 +121,7 @@ func (d *Directory) Changed(o Host, up bool) {
 		d.hosts[o.Name] = h
 	}
 	clear(h.questions)
+	h.began = false
 	if h.up = up; up {
 		d.tellAll(o.Name)
 	}
@@ -277,7 +279,7 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h := d.hosts[name]
-	if h == nil {
+	if h == nil || !h.began && m.Kind != Begin { // it was not sent: all is told again
 		return e
 	}
 	t := d.trees[m.Tree]
@@ -299,14 +301,14 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 	case Begin:
 		clear(h.questions) // the answers may not have been sent
 		anew := m.Token != h.life && h.life != Token{}
-		h.life, h.number, h.count = m.Token, m.Number, 0
+		h.life, h.began, h.number, h.count = m.Token, true, m.Number, 0
 		for _, t := range d.sorted() {
 			if s := t.shares[name]; s != nil {
 				s.stale = true
 			}
 			if f := t.foreign; f == nil || f.owner != name || t.ended {
 				continue
-			} else if anew {
+			} else if anew && f.known {
 				d.lose(t, &e)
 			} else if f.last != f.acked { // the answer may not have been sent
 				d.ask(t, nil)

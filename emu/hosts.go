@@ -47,10 +47,10 @@ func (e *Engine) admit(f *wire.Frame) {
 	e.step(n, &soc.Event{Kind: soc.FrameArrived, Frame: own})
 }
 
-// LinkReady reports that the link on the way to the nodes first to last of another host takes blocks, or
-// is full or down. Any goroutine.
-func (e *Engine) LinkReady(first, last device.NodeID, ready bool) {
-	e.told(soc.Event{Kind: soc.LinkReady, OK: ready}, first, last)
+// LinkReady reports which blocks the link on the way to the nodes first to last of another host takes. Any
+// goroutine.
+func (e *Engine) LinkReady(first, last device.NodeID, ready wire.Ready) {
+	e.told(soc.Event{Kind: soc.LinkReady, Ready: ready}, first, last)
 }
 
 // LinkUp reports that the link on the way to the nodes first to last of another host is a new one: frames on

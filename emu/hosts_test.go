@@ -82,7 +82,7 @@ func (e *end) Send(f *wire.Frame) {
 	e.waiting = append(e.waiting, clone(f))
 	if len(e.waiting) >= c.most && !e.full {
 		e.full = true
-		e.engine.LinkReady(f.DstNode, f.DstNode, false)
+		e.engine.LinkReady(f.DstNode, f.DstNode, wire.Ready(c.chance.IntN(2)))
 	}
 }
 
@@ -103,7 +103,7 @@ func (e *end) carry(ended <-chan struct{}) {
 		if e.full {
 			e.full = false
 			if c.up {
-				e.engine.LinkReady(device.NodeID(other.self), device.NodeID(other.self), true)
+				e.engine.LinkReady(device.NodeID(other.self), device.NodeID(other.self), wire.ReadyAll)
 			}
 		}
 		c.mu.Unlock()
@@ -136,6 +136,10 @@ func (c *cable) set(up bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.up = up
+	ready := wire.NotReady
+	if up {
+		ready = wire.ReadyAll
+	}
 	for i, e := range c.ends {
 		if !up {
 			e.waiting = nil
@@ -143,7 +147,7 @@ func (c *cable) set(up bool) {
 		if up {
 			e.engine.LinkUp(device.NodeID(1-i), device.NodeID(1-i))
 		}
-		e.engine.LinkReady(device.NodeID(1-i), device.NodeID(1-i), up)
+		e.engine.LinkReady(device.NodeID(1-i), device.NodeID(1-i), ready)
 	}
 }
 

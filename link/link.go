@@ -55,10 +55,11 @@ type Sink interface {
 	// goroutine that reads the connection. It returns true without waiting; or it has called left once, on
 	// another goroutine, which goes on reading in place of the caller, and returns false at any time.
 	Arrive(frames []*wire.Frame, done, left func()) bool
-	// LinkReady says that the nodes first to last can, or cannot, be sent frames now. It is called
-	// with false for a new host, with true when a link comes up, with false before anything of a
-	// link is lost, and with false and true when the queue of a link becomes full and is half empty.
-	LinkReady(first, last device.NodeID, ready bool)
+	// LinkReady says which blocks the nodes first to last can be sent now. It is called with
+	// NotReady for a new host, with ReadyAll when a link comes up, with NotReady before anything of a
+	// link is lost, and when a queue becomes full or is half empty: if it is the one of class bulk, with
+	// ReadyShort.
+	LinkReady(first, last device.NodeID, ready wire.Ready)
 	// LinkUp says, before LinkReady, that the link to the nodes first to last is a new one: frames on the
 	// former one may be lost.
 	LinkUp(first, last device.NodeID)

@@ -37,8 +37,9 @@ type peer struct {
 
 	ready struct {
 		sync.Mutex
-		up, said bool        // the link is up; the sink's last LinkReady
-		silent   atomic.Bool // the peer does not answer
+		up     bool        // the link is up
+		said   wire.Ready  // the sink's last LinkReady
+		silent atomic.Bool // the peer does not answer
 	}
 
 	forged, bad, framesIn, octetsIn atomic.Uint64
@@ -73,7 +74,7 @@ func (l *Links) newPeer(h Host, own Range, after []*peer) *peer {
 		queues: [classes]*queue{newQueue(highSize), newQueue(bulkSize)},
 		number: uint64(time.Now().UnixNano()), state: Connecting, since: time.Now(), address: h.Address,
 	}
-	p.ready.said = true
+	p.ready.said = wire.ReadyAll
 	for _, q := range after {
 		q.mu.Lock()
 		p.draining = p.draining || q.draining && q.host.Name == h.Name
@@ -239,12 +240,12 @@ func (p *peer) look() {
 func (p *peer) report() {
 	p.ready.Lock()
 	defer p.ready.Unlock()
-	ready := p.ready.up && !p.ready.silent.Load()
-	for _, q := range p.queues {
-		ready = ready && !q.isFull()
-	}
-	if p.udp != nil {
-		ready = ready && !p.udp.isFull()
+	ready := wire.ReadyAll
+	switch {
+	case !p.ready.up || p.ready.silent.Load() || p.queues[classHigh].isFull() || p.udp != nil && p.udp.isFull():
+		ready = wire.NotReady
+	case p.queues[classBulk].isFull():
+		ready = wire.ReadyShort
 	}
 	if ready != p.ready.said {
 		p.ready.said = ready

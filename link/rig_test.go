@@ -157,8 +157,9 @@ func (h *host) Arrive(frames []*wire.Frame, done, left func()) bool {
 	return true
 }
 
-func (h *host) LinkReady(first, last device.NodeID, ready bool) {
-	h.add(got{ready: &ready, first: first})
+func (h *host) LinkReady(first, last device.NodeID, ready wire.Ready) {
+	all := ready == wire.ReadyAll
+	h.add(got{ready: &all, first: first})
 }
 
 func (h *host) LinkUp(first, last device.NodeID) {}

@@ -41,8 +41,8 @@ const (
 	QueueAccessed
 	// AtomicDone answers an Atomic: Access, Status, and N Words of values.
 	AtomicDone
-	// LinkReady: the link on the way to the node Destination takes blocks (OK), or is full: the
-	// firmware issues no block to that node until it takes them again. Links within one pfd are never
+	// LinkReady: the link on the way to the node Destination takes the blocks that Ready says: the
+	// firmware issues no other to that node until it takes them again. Links within one pfd are never
 	// full.
 	LinkReady
 	// NodeGone: the node Destination is gone until LinkReady says otherwise; transfers to it end.
@@ -71,6 +71,7 @@ type Event struct {
 	N             int
 	Number        uint16
 	Status        atomics.Status
+	Ready         wire.Ready
 
 	Frame *wire.Frame
 }

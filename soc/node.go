@@ -133,7 +133,7 @@ func (n *Node) Step(now int64, ev *Event, out []Action) []Action {
 			n.unit.Done(now, ev.Access, ev.Status, ev.Words[:min(max(ev.N, 0), len(ev.Words))])
 		}
 	case LinkReady:
-		n.fw.LinkReady(device.NodeID(ev.Destination), ev.OK)
+		n.fw.LinkReady(device.NodeID(ev.Destination), ev.Ready)
 	case LinkUp:
 		n.linkUp(device.NodeID(ev.Destination))
 	case NodeGone:

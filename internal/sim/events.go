@@ -43,8 +43,8 @@ type event struct {
 
 	operation *gsas.Access
 	hop       hop
-	number    uint64 // the link, the deadline, the frame's number, the vector, the mailbox, the slot or the node
-	ready     bool   // of linkReady
+	number    uint64     // the link, the deadline, the frame's number, the vector, the mailbox, the slot or the node
+	ready     wire.Ready // of linkReady
 }
 
 // entry is the place of an event in the queue.
@@ -190,7 +190,7 @@ func (w *World) happen(e *event) {
 	case passed:
 		w.net.passed(int(e.number))
 	case linkReady:
-		n.Event(&soc.Event{Kind: soc.LinkReady, Destination: e.number, OK: e.ready})
+		n.Event(&soc.Event{Kind: soc.LinkReady, Destination: e.number, Ready: e.ready})
 	case hopped:
 		w.net.hopped(e.hop, e.frame, e.number)
 	}

@@ -36,7 +36,11 @@ func (w *World) Part(a, b int, down bool, late func() int64) {
 
 // linkReady tells the node the state of the link to another host's node.
 func (n *Node) linkReady(other int) {
-	n.Event(&soc.Event{Kind: soc.LinkReady, Destination: uint64(other), OK: !n.world.apart(int(n.id), other)})
+	ready := wire.ReadyAll
+	if n.world.apart(int(n.id), other) {
+		ready = wire.NotReady
+	}
+	n.Event(&soc.Event{Kind: soc.LinkReady, Destination: uint64(other), Ready: ready})
 }
 
 // apart reports whether the link between two nodes is down.

@@ -119,7 +119,7 @@ func (n *network) admit(link, vc int) {
 		return
 	}
 	for _, to := range o.paused[vc] {
-		n.tell(n.Network.Links[link].From, to, true)
+		n.tell(n.Network.Links[link].From, to, wire.ReadyAll)
 	}
 	o.paused[vc] = o.paused[vc][:0]
 	n.resumed(o)
@@ -134,7 +134,7 @@ func (n *network) pause(from int, o *output, vc int, to int32) {
 		o.since = n.w.now
 	}
 	o.paused[vc] = append(o.paused[vc], to)
-	n.tell(from, to, false)
+	n.tell(from, to, wire.NotReady)
 }
 
 // resumed counts a pause that may have ended.
@@ -146,7 +146,7 @@ func (n *network) resumed(o *output) {
 }
 
 // tell tells a node whether its link on the way to another one takes blocks.
-func (n *network) tell(node int, to int32, ready bool) {
+func (n *network) tell(node int, to int32, ready wire.Ready) {
 	e := n.w.events.push(n.w.now)
 	e.kind, e.node, e.number, e.ready = linkReady, n.w.nodes[node], uint64(to), ready
 }

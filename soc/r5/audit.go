@@ -37,7 +37,7 @@ func (fw *Firmware) Audit() error {
 		if t.list == listNone && t.sending == 0 {
 			return fmt.Errorf("%w: id %d is in no timer list and not being sent", ErrAudit, i)
 		}
-		if t.list == listHeld && !fw.paths[t.node].full {
+		if t.list == listHeld && fw.paths[t.node].takes(t.short) {
 			return fmt.Errorf("%w: id %d waits for node %d, whose link is ready", ErrAudit, i, t.node)
 		}
 	}
@@ -76,7 +76,7 @@ func (fw *Firmware) Audit() error {
 		if x.live && !x.failing && x.inflight == 0 && !x.queued && !x.parked {
 			return fmt.Errorf("%w: channel %d has nothing in flight and is not queued", ErrAudit, c)
 		}
-		if p := fw.paths[x.desc.DstNode]; x.parked && (!x.live || x.queued || !p.paced && p.open(fw.now, x.nextLength())) {
+		if p := fw.paths[x.desc.DstNode]; x.parked && (!x.live || x.queued || !p.paced && p.open(fw.now, x.nextLength(), x.short())) {
 			return fmt.Errorf("%w: channel %d waits for node %d, whose path is open", ErrAudit, c, x.desc.DstNode)
 		}
 	}

@@ -1,20 +1,28 @@
 package r5
 
-import "github.com/exanet/pfd/device"
+import (
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/soc/wire"
+)
 
-// LinkReady reports that the link on the way to a node takes blocks, or is full or down. While it does not,
-// no block is issued to the node, and none is retransmitted: nothing counts as an attempt. Blocks whose
-// retransmission was due meanwhile are retransmitted as soon as it does. A node that was gone is back.
-func (fw *Firmware) LinkReady(node device.NodeID, ready bool) {
-	fw.change(node, func(r *reach) { r.full, r.gone = !ready, r.gone && !ready })
+// LinkReady reports which blocks the link on the way to a node takes. Others are neither issued to the node
+// nor retransmitted: nothing counts as an attempt. Blocks whose retransmission was due meanwhile are
+// retransmitted as soon as it takes them. A node that was gone is back.
+func (fw *Firmware) LinkReady(node device.NodeID, ready wire.Ready) {
+	fw.change(node, func(r *reach) {
+		r.full, r.busy, r.gone = ready == wire.NotReady, ready < wire.ReadyAll, r.gone && ready == wire.NotReady
+	})
 	p := fw.paths[node]
-	if p == nil || !ready {
+	if p == nil || p.full {
 		return
 	}
-	for id := p.held.head; id >= 0; id = p.held.head {
+	for id := p.held.head; id >= 0; {
 		t := fw.tx.At(int(id))
-		fw.delist(t)
-		fw.retransmit(fw.now, t)
+		id = fw.timed[id].next
+		if p.takes(t.short) {
+			fw.delist(t)
+			fw.retransmit(fw.now, t)
+		}
 	}
 	fw.resume(p)
 }

@@ -37,7 +37,8 @@ type path struct {
 
 // reach says whether blocks to a node may be sent.
 type reach struct {
-	full   bool // LinkReady
+	full   bool // LinkReady: the link takes no blocks
+	busy   bool // LinkReady: it takes short ones only, or none
 	gone   bool // Gone
 	drains bool // Drain
 }
@@ -46,10 +47,13 @@ type reach struct {
 // that a node needs paths only to those others that it writes to.
 type Others map[device.NodeID]reach
 
+// takes reports whether the link takes a block.
+func (r *reach) takes(short bool) bool { return !r.full && (short || !r.busy) }
+
 // open reports whether a block of n bytes may be issued.
-func (p *path) open(now int64, n uint32) bool {
+func (p *path) open(now int64, n uint32, short bool) bool {
 	switch {
-	case p.full:
+	case !p.takes(short):
 		return false
 	case p.window == 0 || n <= unlimited:
 		return true

@@ -15,10 +15,10 @@ func (fw *Firmware) Leaving(node device.NodeID) (gone, leaving bool) {
 	return r.gone, r.gone || r.drains
 }
 
-// hold reports whether the path of a block that is to be retransmitted is full. The block then waits for it.
+// hold reports whether the path of a block that is to be retransmitted does not take it. The block then waits.
 func (fw *Firmware) hold(t *transaction) bool {
 	p := fw.path(t.node)
-	if p == nil || !p.full {
+	if p == nil || p.takes(t.short) {
 		return false
 	}
 	fw.delist(t)

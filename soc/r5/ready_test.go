@@ -15,10 +15,10 @@ func toOther(d *device.Descriptor) { d.DstNode = own }
 func TestLinkReady(t *testing.T) {
 	r := newRig(t)
 	r.fw.SetOutstanding(2)
-	r.fw.LinkReady(target, true) // nothing was full
+	r.fw.LinkReady(target, wire.ReadyAll) // nothing was full
 	r.start(0, 0, dst, 4*device.BlockSize)
 	sent := r.blocks()
-	r.fw.LinkReady(target, false)
+	r.fw.LinkReady(target, wire.NotReady)
 	r.ack(sent[0])
 	r.start(0, 1, dst, 64)
 	r.start(0, 2, dst, 64, toOther)
@@ -33,7 +33,7 @@ func TestLinkReady(t *testing.T) {
 	if d := r.done[1]; d.Done != device.DoneFailed || d.Status != device.StatusAborted {
 		t.Errorf("an aborted transfer that waits for a link: done %d, status %d", d.Done, d.Status)
 	}
-	r.fw.LinkReady(target, true)
+	r.fw.LinkReady(target, wire.ReadyAll)
 	for _, b := range r.blocks() {
 		switch {
 		case b.Block == 1 && b.Seq != sent[1].Seq:
@@ -43,15 +43,48 @@ func TestLinkReady(t *testing.T) {
 		}
 	}
 	// A reset forgets what waits, and not that the link is full.
-	r.fw.LinkReady(target, false)
+	r.fw.LinkReady(target, wire.NotReady)
 	r.ack(sent[1])
 	r.none()
 	r.fw.Reset()
 	r.fw.SetDomain(0, pdid, gen, true)
 	r.start(0, 3, dst, 64)
 	r.none()
-	r.fw.LinkReady(target, true)
+	r.fw.LinkReady(target, wire.ReadyAll)
 	r.one()
+}
+
+// A link whose queue of long blocks is full takes short ones, also those that are due again; the others go on when
+// it takes them.
+func TestReadyShort(t *testing.T) {
+	r := newRig(t)
+	r.fw.SetOutstanding(1)
+	r.fw.LinkReady(target, wire.NotReady)
+	r.start(0, 0, dst, 4*device.BlockSize)
+	r.start(0, 1, dst, 64)
+	r.none()
+	r.fw.LinkReady(target, wire.ReadyShort)
+	short := r.one()
+	if short.Length != 64 {
+		t.Fatalf("%+v: a link that takes short blocks", short)
+	}
+	r.fw.LinkReady(target, wire.ReadyAll)
+	long := r.one()
+	for _, b := range []wire.Block{long, short} {
+		r.sent(b)
+	}
+	r.fw.LinkReady(target, wire.NotReady)
+	r.expire()
+	r.none()
+	r.fw.LinkReady(target, wire.ReadyShort)
+	if again := r.one(); again.ID != short.ID {
+		t.Errorf("block %d is sent again, want %d", again.ID, short.ID)
+	}
+	r.fw.LinkReady(target, wire.NotReady)
+	r.fw.LinkReady(target, wire.ReadyAll)
+	if again := r.one(); again.ID != long.ID {
+		t.Errorf("block %d is sent again, want %d", again.ID, long.ID)
+	}
 }
 
 // However long a link is down, and however often, no transfer over it fails. Blocks that are due meanwhile are
@@ -75,17 +108,17 @@ func TestLinkDown(t *testing.T) {
 				r.reply(b, device.CodeBufferFull)
 			}
 		}
-		r.fw.LinkReady(target, false)
+		r.fw.LinkReady(target, wire.NotReady)
 		r.rapf(sent[3])
 		r.none()
 		for r.fw.Deadline() < 1<<60 {
 			r.expire()
 			r.none()
 		}
-		r.fw.LinkReady(target, false)
+		r.fw.LinkReady(target, wire.NotReady)
 		r.none()
-		r.fw.LinkReady(target, true)
-		r.fw.LinkReady(target, true)
+		r.fw.LinkReady(target, wire.ReadyAll)
+		r.fw.LinkReady(target, wire.ReadyAll)
 		again := r.blocks()
 		if len(again) != len(sent) {
 			t.Fatalf("round %d: %d blocks are retransmitted, want %d", round, len(again), len(sent))
@@ -101,12 +134,12 @@ func TestLinkDown(t *testing.T) {
 	for _, b := range sent {
 		r.sent(b)
 	}
-	r.fw.LinkReady(target, false)
+	r.fw.LinkReady(target, wire.NotReady)
 	for r.fw.Deadline() < 1<<60 {
 		r.expire()
 	}
 	r.reply(sent[0], device.CodeAck) // late
-	r.fw.LinkReady(target, true)
+	r.fw.LinkReady(target, wire.ReadyAll)
 	for _, b := range r.blocks() {
 		if b.ID == sent[0].ID {
 			t.Error("a block that was acknowledged while it waited is sent again")
@@ -218,7 +251,7 @@ func TestGone(t *testing.T) {
 	r.sent(sent[0])
 	r.expire() // retransmitted: channel 0 is being sent, too
 	r.blocks()
-	r.fw.LinkReady(target, false)
+	r.fw.LinkReady(target, wire.NotReady)
 	r.start(0, 2, dst, 64)
 	r.start(0, 3, dst, 64, toOther)
 	other := r.one()
@@ -226,7 +259,7 @@ func TestGone(t *testing.T) {
 		t.Errorf("%d transfers to the node, want 3", n)
 	}
 	r.fw.Gone(target)
-	r.fw.LinkReady(target, false) // its connection, last
+	r.fw.LinkReady(target, wire.NotReady) // its connection, last
 	r.start(0, 4, dst, 64)
 	r.none()
 	for _, b := range sent {
@@ -243,7 +276,7 @@ func TestGone(t *testing.T) {
 	if r.done[3].Done != device.DoneCompleted || r.fw.Underway(target, target) != 0 {
 		t.Errorf("channel 3: done %d; %d transfers to the node", r.done[3].Done, r.fw.Underway(target, target))
 	}
-	r.fw.LinkReady(target, true)
+	r.fw.LinkReady(target, wire.ReadyAll)
 	r.start(0, 0, dst, 64)
 	first := r.one()
 	r.fw.Drain(target, true)

@@ -230,7 +230,7 @@ func (fw *Firmware) shares(slot uint8) {
 func (fw *Firmware) issue(x *transfer) {
 	id := fw.takeID(x.slot)
 	t := fw.tx.At(int(id))
-	*t = transaction{id: id, transfer: x, state: stateIssued, bulk: x.class != High, node: x.desc.DstNode, peer: x.first, began: fw.now}
+	*t = transaction{id: id, transfer: x, state: stateIssued, short: x.short(), bulk: x.class != High, node: x.desc.DstNode, peer: x.first, began: fw.now}
 	x.first = id
 	x.inflight++
 	if x.issued < x.desc.Size {
@@ -246,7 +246,6 @@ func (fw *Firmware) issue(x *transfer) {
 	} else {
 		t.block, t.offset, t.words = x.blocks, x.desc.Size, true
 	}
-	t.short = t.block <= 1 && x.desc.Size-t.offset <= device.BlockSize
 	x.wordsOut = x.wordsOut || t.words
 	t.seq = fw.nextSequence(t.node, id)
 	t.first = t.seq
@@ -268,7 +267,7 @@ func (fw *Firmware) depart(t *transaction) {
 // mustWait reports whether the path of a transfer that is not queued is shut. The transfer then waits for it.
 func (fw *Firmware) mustWait(x *transfer) bool {
 	p := fw.path(x.desc.DstNode)
-	if p == nil || p.open(fw.now, x.nextLength()) {
+	if p == nil || p.open(fw.now, x.nextLength(), x.short()) {
 		return false
 	}
 	p.waiting.push(fw.run.links[:], x.channel)

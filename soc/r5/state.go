@@ -215,7 +215,7 @@ func (fw *Firmware) change(node device.NodeID, f func(r *reach)) {
 // nothing to know.
 func (fw *Firmware) path(node device.NodeID) *path {
 	p := fw.paths[node]
-	if p == nil && (fw.far(node) || fw.cfg.Nodes == 0 && fw.others[node].full) {
+	if p == nil && (fw.far(node) || fw.cfg.Nodes == 0 && fw.others[node].busy) {
 		p = fw.pathTo(node)
 	}
 	return p

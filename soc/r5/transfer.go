@@ -128,6 +128,9 @@ func (x *transfer) classNow() Class {
 	return device.ClassOf(x.desc.Size-x.issued, x.desc.Urgent)
 }
 
+// short reports whether the next block is short (wire.Header.Short).
+func (x *transfer) short() bool { return x.block <= 1 && x.desc.Size-x.issued <= device.BlockSize }
+
 // nextLength returns the length of the next block, 0 if only the completion words are left.
 func (x *transfer) nextLength() uint32 {
 	if x.issued == x.desc.Size {

@@ -118,10 +118,10 @@ func TestFarTimeout(t *testing.T) {
 	again = r.one()
 	r.sent(again)
 	answer([]wire.Block{again}, ms, device.CodeAck)
-	r.fw.LinkReady(target, false)
+	r.fw.LinkReady(target, wire.NotReady)
 	r.now += 100 * ms
 	r.fw.LinkUp(target)
-	r.fw.LinkReady(target, true)
+	r.fw.LinkReady(target, wire.ReadyAll)
 	for _, b := range r.blocks() {
 		r.ack(b)
 	}
@@ -136,7 +136,7 @@ func TestOthers(t *testing.T) {
 	others := Others{}
 	r, second := newRig(t, func(c *Config) { c.Base, c.Nodes, c.Others = own, 1, others }), newRig(t, func(c *Config) { c.Base, c.Nodes, c.Others = own, 1, others })
 	for id := target; id < 1000; id++ {
-		r.fw.LinkReady(id, false)
+		r.fw.LinkReady(id, wire.NotReady)
 		r.fw.Drain(id+1000, true)
 	}
 	r.fw.Gone(target + 1)
@@ -151,10 +151,10 @@ func TestOthers(t *testing.T) {
 		t.Errorf("a write to a node that is gone: %+v", d)
 	}
 	for id := target; id < 1000; id++ {
-		r.fw.LinkReady(id, true)
+		r.fw.LinkReady(id, wire.ReadyAll)
 		r.fw.Drain(id+1000, false)
 	}
-	second.fw.LinkReady(target, true)
+	second.fw.LinkReady(target, wire.ReadyAll)
 	second.one()
 	if len(others) != 0 {
 		t.Errorf("%d nodes are not ready", len(others))

@@ -165,7 +165,9 @@ func (s *state) appendRecord(b []byte, r *Record) []byte {
 	case AtomicDone:
 		u(uint64(ev.Access), uint64(ev.Status), uint64(ev.N))
 		u(ev.Words[:ev.N]...)
-	case LinkReady, NodeGone, NodeDrains, LinkUp:
+	case LinkReady:
+		u(ev.Destination, uint64(ev.Ready))
+	case NodeGone, NodeDrains, LinkUp:
 		u(ev.Destination, bit(ev.OK))
 	case Admit:
 		b = appendFrame(b, r)
@@ -331,7 +333,9 @@ func (s *state) decodeRecord(in byteReader, kind byte, nodes int, r *Record) err
 	case Admit:
 		ev.Kind = soc.FrameArrived
 		f.frame(r)
-	case LinkReady, NodeGone, NodeDrains, LinkUp:
+	case LinkReady:
+		ev.Destination, ev.Ready = f.u(uint64(device.NodeIDMask)), wire.Ready(f.u(uint64(wire.ReadyAll)))
+	case NodeGone, NodeDrains, LinkUp:
 		ev.Destination, ev.OK = f.u(uint64(device.NodeIDMask)), f.u(1) == 1
 	case Store:
 		ev.Kind = 0

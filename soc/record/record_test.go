@@ -53,7 +53,7 @@ var records = []struct {
 	{"08" + "01" + "00" + "8201" + "00" + "00", Record{Kind: QueueAccessed, Node: 1, At: 106, Event: soc.Event{Kind: soc.QueueAccessed, Access: 130}}},
 	{"09" + "01" + "00" + "8101" + "00" + "02" + "07" + "8001", Record{Kind: AtomicDone, Node: 1, At: 106, Event: soc.Event{Kind: soc.AtomicDone, Access: 129, N: 2, Words: [device.DescriptorWords]uint64{7, 128}}}},
 	{"09" + "01" + "00" + "8201" + "05" + "00", Record{Kind: AtomicDone, Node: 1, At: 106, Event: soc.Event{Kind: soc.AtomicDone, Access: 130, Status: atomics.Denied}}},
-	{"0a" + "01" + "00" + "8320" + "01", Record{Kind: LinkReady, Node: 1, At: 106, Event: soc.Event{Kind: soc.LinkReady, Destination: 0x1003, OK: true}}},
+	{"0a" + "01" + "00" + "8320" + "02", Record{Kind: LinkReady, Node: 1, At: 106, Event: soc.Event{Kind: soc.LinkReady, Destination: 0x1003, Ready: wire.ReadyAll}}},
 	{"0b" + "01" + "00" + "8320" + "00", Record{Kind: NodeGone, Node: 1, At: 106, Event: soc.Event{Kind: soc.NodeGone, Destination: 0x1003}}},
 	{"0c" + "01" + "00" + "8320" + "01", Record{Kind: NodeDrains, Node: 1, At: 106, Event: soc.Event{Kind: soc.NodeDrains, Destination: 0x1003, OK: true}}},
 	{"0d" + "01" + "00" + "8320" + "00", Record{Kind: LinkUp, Node: 1, At: 106, Event: soc.Event{Kind: soc.LinkUp, Destination: 0x1003}}},

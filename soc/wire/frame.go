@@ -59,6 +59,16 @@ type Header struct {
 // distinguished from that of a short one: it counts as short.)
 func (h *Header) Short() bool { return h.Block <= 1 && h.Remaining <= device.BlockSize }
 
+// Ready says which blocks a link takes (defined by this project).
+type Ready uint8
+
+// The states of a link.
+const (
+	NotReady   Ready = iota // none: it is full, or down
+	ReadyShort              // those of Short
+	ReadyAll
+)
+
 // Completion is the pair of words written beside the destination when a transfer is complete:
 // First, then Last (001 §2.3.3.2).
 type Completion struct {

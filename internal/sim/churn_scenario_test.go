@@ -136,7 +136,7 @@ func newChurn(seed uint64, queues bool) (*churn, error) {
 		IDs: []int{0, 1, 2, 4}[pick(4)], Interrupt: int64(pick(2) * pick(100_000)),
 		Firmware: r5.Options{NoWholeBlocks: pick(4) > 0}, Stall: !queues && seed%6 == 2,
 	}
-	cfg.Hosts = seed%4 == 3
+	cfg.Hosts = seed%8 == 3
 	if queues {
 		cfg.front = queuesInMemory(0)
 	}

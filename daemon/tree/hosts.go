@@ -120,7 +120,6 @@ func (d *Directory) Changed(o Host, up bool) {
 		h = newHost(o)
 		d.hosts[o.Name] = h
 	}
-	clear(h.questions)
 	h.began = false
 	if h.up = up; up {
 		d.tellAll(o.Name)
@@ -139,6 +138,7 @@ func (d *Directory) TellAgain(name string) {
 func (d *Directory) tellAll(name string) {
 	d.live()
 	h, n := d.hosts[name], uint32(0)
+	clear(h.questions) // they may not have been sent, or understood
 	h.begun++
 	d.tell(name, Message{Kind: Begin, Token: d.life, Number: h.begun})
 	for _, t := range d.sorted() {

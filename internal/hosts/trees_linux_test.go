@@ -47,6 +47,22 @@ func TestTreesOfAStruckHost(t *testing.T) {
 			}
 		}
 	}
+	// Host c does not know yet that host b may use a's tree, and cannot ask a before their cable is back.
+	if err := c.mesh.Cut(0, 2); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the cut is noticed", func() bool { return c.hosts[2].link("a").State != "up" })
+	first := make(chan error, 1)
+	go func() {
+		_, err := threads[0][1].FetchAdd(ctx, words[0][2], 0)
+		first <- err
+	}()
+	if err := c.mesh.Repair(0, 2); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-first; err != nil {
+		t.Errorf("a thread on b adds to a's word on c: %v", err)
+	}
 	for tree := range c.hosts {
 		add(tree, 0, 1, 2)
 	}

@@ -20,6 +20,9 @@ import (
 	"github.com/exanet/pfd/soc/wire"
 )
 
+// repeat is after what time an evilHost sends again what has no answer: a link that is slow may end.
+const repeat = time.Second
+
 // evilHost is a host with a certificate of the cluster that sends what it likes. It has node 0.
 type evilHost struct {
 	t       *testing.T
@@ -42,6 +45,11 @@ func newEvilHost(t *testing.T, etc string, list []files.Host) *evilHost {
 		Told: func(_ string, b []byte) {
 			if m, err := tree.Decode(b); err == nil {
 				e.told <- m
+			}
+		},
+		Changed: func(host string, up bool) {
+			if up {
+				e.tell(host, tree.Message{Kind: tree.Begin, Token: tree.Token{15: 1}})
 			}
 		},
 		May: func(string, atomics.Protection) bool { return true },
@@ -116,46 +124,55 @@ func (e *evilHost) request(node device.NodeID, p atomics.Protection, op atomics.
 	tag := atomics.TagOf(0, e.number)
 	r := atomics.Request{Thread: atomics.ThreadOf(0, 40), Protection: p, Tag: tag, Op: op, Address: atomics.Address(at)}
 	copy(r.Args[:], args)
-	e.send(node, r)
 	own := atomics.ThreadOf(0, 41)
-	e.send(node, atomics.Request{Thread: own, Protection: atomics.Protection(own), Tag: tag, Op: atomics.Read64, Address: atomics.At(node, 1<<47)})
-	for {
-		select {
-		case f := <-e.answers:
-			a, err := atomics.DecodeAnswer(f.Message[:f.MessageLen])
-			switch {
-			case err != nil || a.Number != e.number || f.SrcNode != node:
-			case f.DstMailbox == 40 && a.Status != atomics.Waiting:
-				answer, ok = a, true
-			case f.DstMailbox == 41:
-				if a.Status != atomics.BadAddress {
-					e.t.Fatalf("a page that is not there: %v", a.Status)
-				}
-				return answer, ok
-			}
-		case <-time.After(patience):
-			e.t.Fatal("no answer")
-		}
+	send := func() {
+		e.send(node, r)
+		e.send(node, atomics.Request{Thread: own, Protection: atomics.Protection(own), Tag: tag, Op: atomics.Read64, Address: atomics.At(node, 1<<47)})
 	}
+	await(e, e.answers, send, func(f wire.Frame) bool {
+		a, err := atomics.DecodeAnswer(f.Message[:f.MessageLen])
+		switch {
+		case err != nil || a.Number != e.number || f.SrcNode != node:
+		case f.DstMailbox == 40 && a.Status != atomics.Waiting:
+			answer, ok = a, true
+		case f.DstMailbox == 41:
+			if a.Status != atomics.BadAddress {
+				e.t.Fatalf("a page that is not there: %v", a.Status)
+			}
+			return true
+		}
+		return false
+	})
+	return answer, ok
 }
 
 // ask asks the pfd of another host for a tree, and returns its answer.
 func (e *evilHost) ask(host string, m tree.Message) tree.Message {
 	e.t.Helper()
-	m.Kind = tree.Asked
-	m.Number = uint32(e.number) + 1<<20
 	e.number++
-	e.tell(host, m)
-	for {
-		select {
-		case a := <-e.told:
-			if a.Number == m.Number && a.Tree == m.Tree {
-				return a
+	m.Kind, m.Number = tree.Asked, uint32(e.number)+1<<20
+	return await(e, e.told, func() { e.tell(host, m) }, func(a tree.Message) bool { return a.Number == m.Number && a.Tree == m.Tree })
+}
+
+// await sends until an answer comes.
+func await[T any](e *evilHost, from chan T, send func(), answers func(T) bool) (got T) {
+	e.t.Helper()
+	for range patience / repeat {
+		send()
+		timer := time.After(repeat)
+		for again := false; !again; {
+			select {
+			case got = <-from:
+				if answers(got) {
+					return got
+				}
+			case <-timer:
+				again = true
 			}
-		case <-time.After(patience):
-			e.t.Fatal("no answer")
 		}
 	}
+	e.t.Fatal("no answer")
+	return got
 }
 
 // A host with a valid certificate reads, writes, allocates and frees nothing of trees that none of its threads has

@@ -100,12 +100,12 @@ func (e *evilHost) Arrive(frames []*wire.Frame, done, _ func()) bool {
 	return true
 }
 
-func (*evilHost) LinkReady(_, _ device.NodeID, _ bool)     {}
-func (*evilHost) LinkUp(_, _ device.NodeID)                {}
-func (*evilHost) Drain(_, _ device.NodeID, _ bool)         {}
-func (*evilHost) Underway(_, _ device.NodeID, f func(int)) { f(0) }
-func (*evilHost) Gone(_, _ device.NodeID)                  {}
-func (e *evilHost) tell(host string, m tree.Message)       { b := m.Encode(); _ = e.links.Tell(host, b[:]) }
+func (*evilHost) LinkReady(_, _ device.NodeID, _ wire.Ready) {}
+func (*evilHost) LinkUp(_, _ device.NodeID)                  {}
+func (*evilHost) Drain(_, _ device.NodeID, _ bool)           {}
+func (*evilHost) Underway(_, _ device.NodeID, f func(int))   { f(0) }
+func (*evilHost) Gone(_, _ device.NodeID)                    {}
+func (e *evilHost) tell(host string, m tree.Message)         { b := m.Encode(); _ = e.links.Tell(host, b[:]) }
 func (e *evilHost) send(node device.NodeID, r atomics.Request) {
 	f := &wire.Frame{Header: wire.Header{
 		Kind: wire.Message, SrcInterface: uint8(r.Thread.Interface()), SrcPDID: device.PDIDFirmware, SrcGeneration: 7,

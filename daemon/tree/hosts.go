@@ -288,14 +288,9 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 		own = t.shares[name]
 	}
 	foreign := t != nil && t.foreign != nil && t.foreign.owner == name
-	about := "" // the host of the question that is answered
+	about := ""
 	if m.Kind == Known || m.Kind == Gone {
-		for name, number := range h.questions {
-			if number == m.Number {
-				about = name
-				delete(h.questions, name)
-			}
-		}
+		about = h.answers(m.Number)
 	}
 	switch m.Kind {
 	case Begin:
@@ -349,6 +344,17 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 		}
 	}
 	return e
+}
+
+// answers closes the question with a number, and returns the name of the host that it was about.
+func (h *host) answers(number uint32) (about string) {
+	for name, n := range h.questions {
+		if n == number {
+			about = name
+		}
+	}
+	delete(h.questions, about)
+	return about
 }
 
 // since reports whether a message with this number belongs to the tree, not to one before it with the same id.

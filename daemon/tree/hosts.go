@@ -177,9 +177,6 @@ func (d *Directory) ask(t *tree, about *host) {
 	d.number++
 	t.foreign.last = d.number
 	m := Message{Kind: Asked, Tree: t.id, Token: t.token, Threads: uint32(t.threads), Number: d.number}
-	if m.Token == (Token{}) {
-		m.Token = t.foreign.proof
-	}
 	if about != nil {
 		m.UID = uint32(about.First)
 	}
@@ -362,7 +359,7 @@ func (f *foreign) since(number uint32) bool { return int32(number-f.first) >= 0 
 
 // asked answers a host that asks for a tree, or has told how many threads it has.
 func (d *Directory) asked(name string, t *tree, m Message, e *Effects) {
-	if t == nil || t.foreign != nil || m.Token != t.token && (m.Threads > 0 || m.Token != Token{} && m.Token != t.token.proof()) {
+	if t == nil || t.foreign != nil || m.Token != t.token && (m.Token != Token{} || m.Threads > 0) {
 		d.tell(name, Message{Kind: Gone, Tree: m.Tree, Token: m.Token, Number: m.Number})
 		return
 	}

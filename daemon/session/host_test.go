@@ -58,7 +58,7 @@ func start(t *testing.T, wrap func(session.Machine) session.Machine) (*session.H
 		Settings: func() session.Settings {
 			return session.Settings{
 				TimeoutUS: device.TimeoutReset, GuardUS: device.GuardReset, Outstanding: domain.Outstanding,
-				HandshakeTime: patience, HandshakesPerUID: 64,
+				HandshakeTime: patience, HandshakesPerUID: 64, GSASQuota: 1 << 20,
 			}
 		},
 		Observe:  func(*session.Node, *fault.Record) {},

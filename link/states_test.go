@@ -236,6 +236,40 @@ func TestHalfOpen(t *testing.T) {
 	b.awaitReady(t, false)
 }
 
+// The clock of the host that dials is set back by an hour while its pfd does not run: the numbers of its
+// links are less than those of its former life, and they come up all the same.
+func TestClockSetBack(t *testing.T) {
+	cabled(t, func(r *rig, c *cable, a, b *host) {
+		p := a.peers["b"]
+		p.mu.Lock()
+		p.number += uint64(time.Hour)
+		p.mu.Unlock()
+		if err := a.Cut("b", time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range []*host{a, b} {
+			h.awaitReady(t, false)
+			h.awaitReady(t, true)
+		}
+		c.set(true) // b does not see the end of the former life
+		a.stop()
+		a = r.start(0, r.tableOf(0), nil)
+		defer a.stop()
+		c.set(false)
+		began := time.Now()
+		b.awaitReady(t, false)
+		b.awaitReady(t, true)
+		a.awaitReady(t, true)
+		if d := time.Since(began); d > 6*time.Second {
+			t.Errorf("back after %v", d)
+		}
+		a.Send(block(0, 2, 500, 2))
+		if g := b.await(t, "frame", isFrame); g.frame.ID != 2 {
+			t.Errorf("%+v", g.frame)
+		}
+	})
+}
+
 // Cut ends the link on both sides at once, whichever side is told, and it is back when the cut ends.
 func TestCut(t *testing.T) {
 	r := newRig(t, 2, true)

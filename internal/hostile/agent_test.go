@@ -143,6 +143,7 @@ type obedient struct {
 	attack    *attack
 	keep      []any
 	forks     []int
+	child     *forked
 	lingers   *linger.Quiet
 	mapped    uintptr // bytes that own has returned
 }
@@ -368,6 +369,12 @@ func (a *obedient) obey(o order) (r reply, err error) {
 		err = unix.Ftruncate(b.fd, int64(o.Off))
 	case "fork":
 		err = a.fork()
+	case "fork with":
+		err = a.forkWith(part, o.Seed)
+	case "check child":
+		err = a.checkChild(part)
+	case "replace":
+		err = replaced(part)
 	case "either": // each byte is the pattern's or zero
 		if r.Wrong, r.First = neither(part, o.Seed); r.Wrong != 0 {
 			err = fmt.Errorf("%d bytes are neither old nor new, the first at %d", r.Wrong, r.First)

@@ -32,10 +32,18 @@ func (w *world) pair(method, policy string) pair {
 	if w.far != nil {
 		group = "pair" // with a PDID that both hosts know
 	}
-	return pair{
-		w.attach("initiator", attachOrder{Group: group, Method: method, Policy: policy}),
-		w.attach("target", attachOrder{Group: group, Method: method, Policy: policy, Node: 1}),
+	o := attachOrder{Group: group, Method: method, Policy: policy, UID: w.uid()}
+	from := w.attach("initiator", o)
+	o.Node = 1
+	return pair{from, w.attach("target", o)}
+}
+
+// uid is that of pfd's user, 0 if it is this test's.
+func (w *world) uid() uint32 {
+	if w.credential == nil {
+		return 0
 	}
+	return w.credential.Uid
 }
 
 // running starts a transfer and lets it run for a while.

@@ -183,11 +183,11 @@ func TestHostThatLiesAboutTrees(t *testing.T) {
 		t.Skip("part of make hosts (PFD_HOSTS=1)")
 	}
 	etc, list := newCluster(t, "a", "b", "c")
-	groups := filepath.Join(filepath.Dir(etc), "groups")
+	groups := filepath.Join(etc, "all-groups")
 	if err := os.WriteFile(groups, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	b, c := startHost(t, etc, list[1], groups), startHost(t, etc, list[2], groups)
+	b, c := startHost(t, 0, etc, list[1], groups), startHost(t, 0, etc, list[2], groups)
 	e := newEvilHost(t, etc, list)
 	b.linkedTo("c")
 	b.linkedTo("a")

@@ -63,13 +63,42 @@ var hostdProgram = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
+// hostd is the exanet-hostd of a world's host.
+type hostd struct {
+	w    *world
+	args []string
+	cmd  *exec.Cmd
+}
+
+func (h *hostd) start() {
+	h.w.t.Helper()
+	h.cmd = exec.Command(h.args[0], h.args[1:]...)
+	h.cmd.Stderr = h.w.stderr
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := h.cmd.Start(); err != nil {
+		h.w.t.Fatal(err)
+	}
+}
+
+// end kills it: it keeps nothing.
+func (h *hostd) end() {
+	_ = h.cmd.Process.Kill()
+	_ = h.cmd.Wait()
+}
+
 // clusters counts the clusters of this process, of which each has addresses of its own.
 var clusters atomic.Uint32
 
 // newCluster makes the files of a cluster, whose hosts have a node each.
 func newCluster(t *testing.T, names ...string) (etc string, hosts []files.Host) {
 	t.Helper()
-	etc = filepath.Join(t.TempDir(), "etc")
+	etc, err := os.MkdirTemp(work, "etc")
+	if err == nil {
+		err = os.Chmod(etc, 0o755) // a pfd of another user reads it
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	n := uint32(os.Getpid())<<5 + clusters.Add(1)
 	var list []files.New
 	for i, name := range names {
@@ -85,24 +114,23 @@ func newCluster(t *testing.T, names ...string) (etc string, hosts []files.Host) 
 	return etc, file.Hosts
 }
 
-// startHost starts pfd and exanet-hostd of a host.
-func startHost(t *testing.T, etc string, h files.Host, groups string, args ...string) *world {
+// startHost starts pfd and exanet-hostd of a host. pfd is of the user as, who has no privileges, unless as is 0.
+func startHost(t *testing.T, as uint32, etc string, h files.Host, groups string, args ...string) *world {
 	t.Helper()
 	program, err := hostdProgram()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := start(t, slices.Concat([]string{"--nodes", "1", "--config", filepath.Join(etc, h.Name+".pfd.toml"), "--groups", groups}, args)...)
-	hostd := exec.Command(program, "--hosts", filepath.Join(etc, files.FileName), "--name", h.Name, "--pfd", w.socket(), "--listen", h.Address)
-	hostd.Stderr = w.stderr
-	hostd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := hostd.Start(); err != nil {
-		t.Fatal(err)
+	args = slices.Concat([]string{"--nodes", "1", "--config", filepath.Join(etc, h.Name+".pfd.toml"), "--groups", groups}, args)
+	var w *world
+	if as == 0 {
+		w = start(t, args...)
+	} else {
+		w = unprivileged(t, as, place{}, args...)
 	}
-	t.Cleanup(func() {
-		_ = hostd.Process.Signal(syscall.SIGTERM)
-		_ = hostd.Wait() // its end by the signal
-	})
+	w.hostd = &hostd{w: w, args: []string{program, "--hosts", filepath.Join(etc, files.FileName), "--name", h.Name, "--pfd", w.socket(), "--listen", h.Address}}
+	w.hostd.start()
+	t.Cleanup(w.hostd.end)
 	return w
 }
 
@@ -114,31 +142,51 @@ func (w *world) linkedTo(name string) {
 	})
 }
 
-// startHosts starts two pfds of a node each, with a link between them.
-func startHosts(t *testing.T, args ...string) *world {
+// linked waits until the link between the hosts of startHosts is up on both.
+func (w *world) linked() {
+	w.t.Helper()
+	w.linkedTo("b")
+	w.far.linkedTo("a")
+}
+
+// startHosts starts two pfds of a node each, with a link between them. The user as, if it is not 0, has
+// them and the processes, and no privileges.
+func startHosts(t *testing.T, as uint32, udp bool, args ...string) *world {
 	t.Helper()
 	etc, list := newCluster(t, "a", "b")
+	if udp {
+		table := filepath.Join(etc, files.FileName)
+		text, err := os.ReadFile(table)
+		if err == nil {
+			err = os.WriteFile(table, []byte(strings.ReplaceAll(string(text), "\n[[host]]\n", "\n[[host]]\nudp = true\n")), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	user := os.Getuid()
+	if as != 0 {
+		user = int(as)
+	}
 	// A group has the same PDID on both hosts.
 	var groups []byte
 	for i, name := range []string{
 		"bystander", "liar", "stranger", "raw", "readers", "deaf", "victims", "flood", "guest", "open", "pair", "plain", "victim", "slow", "again", "rung", "served", "cycles",
 	} {
-		groups = fmt.Appendf(groups, "%d %s %#x\n", os.Getuid(), name, 0x1000+16*i)
+		groups = fmt.Appendf(groups, "%d %s %#x\n", user, name, 0x1000+16*i)
 	}
 	groups = fmt.Appendf(groups, "%d another 0x2000\n", nobodyUID)
-	path := filepath.Join(filepath.Dir(etc), "groups")
+	path := filepath.Join(etc, "all-groups")
 	if err := os.WriteFile(path, groups, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	var both [2]*world
 	for i, h := range list {
-		both[i] = startHost(t, etc, h, path, args...)
+		both[i] = startHost(t, as, etc, h, path, args...)
 	}
 	w := both[0]
 	w.far = both[1]
-	for i, from := range both {
-		from.linkedTo(list[1-i].Name)
-	}
+	w.linked()
 	return w
 }
 
@@ -146,6 +194,8 @@ func startHosts(t *testing.T, args ...string) *world {
 var betweenHosts = map[string]struct {
 	f    func(*testing.T, *world)
 	args string
+	as   uint32
+	udp  bool
 }{
 	"TestBystander":                         {f: bystands},
 	"TestForgedMessages":                    {f: forgedMessages},
@@ -177,6 +227,13 @@ var betweenHosts = map[string]struct {
 	"TestWordsOfServedFaults":               {f: wordsOfServedFaults, args: "--guard-us 2000 --timeout-us 2000"},
 	"TestTransfersEndWhereTheyWereNamed":    {f: func(t *testing.T, w *world) { transfersEndWhereTheyWereNamed(t, w, 1<<31, 5*time.Second) }},
 	"TestTreeWhoseFileIsHeld":               {f: treeWhoseFileIsHeld},
+	// Between hosts only.
+	"either side changes":                {f: eitherSideChanges},
+	"either side changes, in datagrams":  {f: eitherSideChanges, udp: true},
+	"either side changes, with helpers":  {f: eitherSideChanges, as: 3100},
+	"each party is killed":               {f: partiesKilled},
+	"less memory than needed":            {f: limitedMemory},
+	"each party is killed, in datagrams": {f: partiesKilled, udp: true},
 }
 
 // onOneHost are the tests that run with all devices but not between hosts, with the reason.
@@ -210,7 +267,7 @@ func TestBetweenHosts(t *testing.T) {
 	}
 	for name, c := range betweenHosts {
 		t.Run(name, func(t *testing.T) {
-			c.f(t, startHosts(t, strings.Fields(c.args)...))
+			c.f(t, startHosts(t, c.as, c.udp, strings.Fields(c.args)...))
 		})
 	}
 }

@@ -37,6 +37,7 @@ type world struct {
 	credential *syscall.Credential // of pfd, nil this test's
 	shared     bool                // the device sees what processes share alone
 	far        *world              // has node 1, if that is another host
+	hostd      *hostd              // of a host
 }
 
 // syncBuffer keeps what a process says.

@@ -10,11 +10,11 @@ import (
 )
 
 // unprivileged starts a pfd of a user without capabilities.
-func unprivileged(t *testing.T, uid uint32, on place) *world {
+func unprivileged(t *testing.T, uid uint32, on place, args ...string) *world {
 	t.Helper()
 	needRoot(t, "becoming another user")
 	as := &syscall.Credential{Uid: uid, Gid: uid}
-	w := prepareAs(t, pfdProgram, nil, on.args(t, as)...)
+	w := prepareAs(t, pfdProgram, nil, append(on.args(t, as), args...)...)
 	w.shared = on.Shared
 	if err := os.Chown(w.dir, int(uid), int(uid)); err != nil {
 		t.Fatal(err)

@@ -94,7 +94,8 @@ func TestRestarts(t *testing.T) {
 			t.Error(err)
 		}
 		clean("the new life of "+h.name, memory[killed][0], memory[killed][1])
-		// The new life is used from both sides. What has arrived there is forgotten: no more comes.
+		// The new life is used from both sides. The bytes that have arrived on the other host are forgotten, and no
+		// more come.
 		for i := range ends {
 			f := newFlow(t, "new life", ends[i], ends[1-i], 100<<10, uint64(2*round+i))
 			if err := errors.Join(f.write(ctx), f.read(ctx), newMessage(ctx, f, i == killed)); err != nil {

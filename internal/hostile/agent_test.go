@@ -422,7 +422,7 @@ func (a *obedient) wait(o order) (r reply, err error) {
 		r.Done, r.Text, r.Count = t.Poll().Final(), t.Poll().String(), t.PausedBlocks()
 		return r, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience-2*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), orderPatience-2*time.Second)
 	defer cancel()
 	err = t.Wait(ctx)
 	var failed *rdma.TransferError

@@ -13,8 +13,12 @@ import (
 // nobodyUID is another user.
 const nobodyUID = 65534
 
-// patience limits every wait; only a hang reaches it.
-const patience = 20 * time.Second
+// patience limits every wait; only a hang reaches it. orderPatience does so for what a process is told to do,
+// such as the wait for a transfer of many bytes.
+const (
+	patience      = 20 * time.Second
+	orderPatience = 2 * time.Minute
+)
 
 // hung is how long a call that fails at once may take on a busy machine. A call that waits for
 // an event that never happens takes longer.

@@ -349,7 +349,7 @@ func (p *proxy) do(o order) (reply, error) {
 			return r, fmt.Errorf("%s, order %s: %w", p.name, o.Op, l.err)
 		}
 		return r, nil
-	case <-time.After(patience):
+	case <-time.After(orderPatience):
 		return reply{}, fmt.Errorf("%s, order %s: %w", p.name, o.Op, errSilent)
 	}
 }

@@ -113,7 +113,7 @@ var all = slices.Concat(treeMutants, []mutants.Mutant{
 	mutants.Of("attempts counted while the link is down",
 		mutants.In(readyFile, "	if p == nil || p.takes(t.short) {\n		return false\n", "	if p == nil || p.takes(t.short) || M {\n		return false\n")),
 	mutants.Of("the round trip to other hosts not measured",
-		mutants.In(fwFile, "t.sent && !t.odd {", "t.sent && !t.odd && !M {")),
+		mutants.In(fwFile, "r != nil && t.timed {", "r != nil && t.timed && !M {")),
 	mutants.Of("the FIFO's check for doubles outlives a node's life",
 		mutants.In(recvFile, "	e.cfg.RX.Forget(f.SrcNode)\n", "	if !M {\n		e.cfg.RX.Forget(f.SrcNode)\n	}\n")),
 	mutants.Of("pieces of a read's last block dropped after a fault of its words",

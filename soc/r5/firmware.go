@@ -166,12 +166,12 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 		fw.counts[device.AckStale]++
 		return
 	}
+	fw.measure(now, t)
 	if a.Code == device.CodeAck {
 		fw.counts[device.Acks]++
 		if fw.cfg.PathFeedback && t.seq == a.Sequence {
 			fw.feedback(now, t)
 		}
-		fw.measure(now, t)
 		fw.acknowledged(t)
 		return
 	}
@@ -193,12 +193,14 @@ func (fw *Firmware) former(t *transaction, a mailbox.Ack) bool {
 	return a.Code == device.CodeAck && fw.far(t.node) && (a.Sequence-t.first)&device.SequenceMask < (t.seq-t.first)&device.SequenceMask
 }
 
-// measure adds the round trip of a block that is acknowledged now. It counts from the first sending: a block
-// that was sent again, of which it is not known which sending is acknowledged, can only raise the time-out.
+// measure adds the round trip of a block that is answered now. It counts from the first sending: a block that was
+// sent again, of which it is not known which sending is answered, can only raise the time-out. After a refusal
+// the next sending is the first.
 func (fw *Firmware) measure(now int64, t *transaction) {
-	if r := fw.trip(t); r != nil && t.sent && !t.odd {
+	if r := fw.trip(t); r != nil && t.timed {
 		r.measure(now - t.left)
 	}
+	t.timed = false
 }
 
 func (fw *Firmware) acknowledged(t *transaction) {
@@ -238,7 +240,6 @@ func (fw *Firmware) pause(now int64, t *transaction) {
 // on, after a back-off.
 func (fw *Firmware) backOff(now int64, t *transaction) {
 	fw.unpause(t)
-	t.odd = true
 	t.nackRow++
 	if t.nackRow < backoffFromRow {
 		fw.attempt(now, t)
@@ -254,8 +255,8 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	if t.state == stateFree || t.sending == 0 {
 		return
 	}
-	if !t.sent {
-		t.left = now
+	if !t.timed {
+		t.left, t.timed = now, true
 	}
 	t.sent, t.sentAt = true, fw.stamp
 	fw.seq[t.node].At(int(id)).sent = t.seq

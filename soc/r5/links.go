@@ -40,7 +40,7 @@ func (fw *Firmware) LinkUp(node device.NodeID) {
 		if t.state == stateFree || t.node != node {
 			continue
 		}
-		t.odd = true
+		t.timed = false
 		if !t.atSource && t.sending == 0 {
 			fw.retransmit(fw.now, t)
 		}

@@ -18,7 +18,7 @@ func (fw *Firmware) noteRefusal(t *transaction) {
 	if t.refusal.open && t.refusal.seq == t.seq {
 		return // the RAPF of a paused block
 	}
-	t.odd = true
+	t.timed = false
 	first := !t.refusal.open
 	fw.tellRefusal(t, false, 0)
 	t.refusal = refusal{open: true, first: first, seq: t.seq, sent: t.sentAt}

@@ -48,7 +48,7 @@ type transaction struct {
 	// atSource: it is paused because of a fault at its source.
 	atSource bool
 	short    bool // as wire.Header.Short
-	odd      bool // its round trip is not that of its path: it was refused, or frames of it may be lost with a link
+	timed    bool // left is the beginning of a round trip
 
 	seq, first device.Sequence // first: the first number under which it may have been sent
 	node       device.NodeID
@@ -71,7 +71,7 @@ type transaction struct {
 	resent  int   // retransmissions
 
 	began int64 // when it was issued
-	left  int64 // when it had been sent for the first time
+	left  int64 // when it had been sent for the first time, after its last refusal or the last LinkUp
 	list  uint8 // its timer list, 0 for none
 	since int64 // when it was added to that list
 	peer  int16 // next transaction of the same transfer, -1 for none

@@ -166,7 +166,7 @@ func (fw *Firmware) Ack(now int64, src device.NodeID, a mailbox.Ack) {
 		fw.counts[device.AckStale]++
 		return
 	}
-	fw.measure(now, t)
+	fw.measure(now, t, a.Sequence)
 	if a.Code == device.CodeAck {
 		fw.counts[device.Acks]++
 		if fw.cfg.PathFeedback && t.seq == a.Sequence {
@@ -193,11 +193,13 @@ func (fw *Firmware) former(t *transaction, a mailbox.Ack) bool {
 	return a.Code == device.CodeAck && fw.far(t.node) && (a.Sequence-t.first)&device.SequenceMask < (t.seq-t.first)&device.SequenceMask
 }
 
-// measure adds the round trip of a block that is answered now. It counts from the first sending: a block that was
-// sent again, of which it is not known which sending is answered, can only raise the time-out. After a refusal
-// the next sending is the first.
-func (fw *Firmware) measure(now int64, t *transaction) {
+// measure adds the round trip of a block whose sending with number s is answered now: that of the last sending,
+// or, for a former number, at most that of the first one.
+func (fw *Firmware) measure(now int64, t *transaction, s device.Sequence) {
 	if r := fw.trip(t); r != nil && t.timed {
+		if s == t.seq {
+			t.left = t.last
+		}
 		r.measure(now - t.left)
 	}
 	t.timed = false
@@ -255,7 +257,7 @@ func (fw *Firmware) Sent(now int64, id device.TransactionID) {
 	if t.state == stateFree || t.sending == 0 {
 		return
 	}
-	if !t.timed {
+	if t.last = now; !t.timed {
 		t.left, t.timed = now, true
 	}
 	t.sent, t.sentAt = true, fw.stamp

@@ -71,7 +71,8 @@ type transaction struct {
 	resent  int   // retransmissions
 
 	began int64 // when it was issued
-	left  int64 // when it had been sent for the first time, after its last refusal or the last LinkUp
+	left  int64 // when it had been sent for the first time after its last refusal or the last LinkUp
+	last  int64 // and for the last time
 	list  uint8 // its timer list, 0 for none
 	since int64 // when it was added to that list
 	peer  int16 // next transaction of the same transfer, -1 for none

@@ -9,7 +9,7 @@ import (
 // Arrive passes frames from nodes of other hosts to the nodes they are for. The frames and their payloads
 // are the engine's until it calls done on the owning goroutine; done must not block, and is not called
 // if the engine has ended. The caller must have checked that the frames come from the nodes that they
-// name. Frames that no sender makes are dropped. Any goroutine.
+// name, and that threads may use the trees that theirs name. Frames that no sender makes are dropped. Any goroutine.
 //
 // If the engine sleeps, the caller does its work, which saves the time to wake it. Memory of a process may
 // block the caller then: as soon as that is found, left is called on another goroutine, and Arrive returns

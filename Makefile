@@ -65,6 +65,7 @@ SOAKS ?= ./internal/tracing ./internal/hostile ./rdma ./stream
 hosts:
 	PFD_HOSTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 90m -v ./internal/hosts
 	PFD_HOSTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 60m -v -run 'Test(BetweenHosts|HostThatLiesAboutTrees)$$' ./internal/hostile
+	PFD_HOSTS=1 CGO_ENABLED=0 $(GO) test -count=1 -timeout 20m -v -run 'Test(ManyHosts|IdleCrossingTCP)$$' ./link
 
 # MPI programs over the libfabric provider, to their ends: not in CI. setup.sh mpi installs them.
 mpi: SETUP += mpi

@@ -78,16 +78,14 @@ func (h *hosts) trusted(uid uint32) bool {
 	return uid == 0 || uid == uint32(os.Geteuid()) || slices.Contains(h.users, uid)
 }
 
-// changed reports a link that came up or went down to exanet-hostd.
-func (h *hosts) changed(host string, up bool) {
-	state := link.Connecting
-	if up {
-		state = link.Up
-	}
+// changed reports a link that came up or ended to exanet-hostd.
+func (h *hosts) changed(host string, state link.State) {
 	h.mu.Lock()
 	nodes := h.nodes[host]
 	h.mu.Unlock()
-	h.host.LinkChanged(tree.Host{Name: host, First: nodes.First, Last: nodes.Last}, up)
+	if state != link.Idle { // it takes messages about trees, and has lost none
+		h.host.LinkChanged(tree.Host{Name: host, First: nodes.First, Last: nodes.Last}, state == link.Up)
+	}
 	h.report(host, state)
 }
 

@@ -116,7 +116,7 @@ func (s *server) run(ctx context.Context, l net.Listener, hup <-chan os.Signal) 
 func (s *server) notify(state string) {
 	up := 0
 	for _, st := range s.states {
-		if st == "up" {
+		if st == "up" || st == "idle" { // the next frame brings it up
 			up++
 		}
 	}

@@ -10,9 +10,10 @@ import (
 // Sizes of the buffers below TLS (defined by this project), and the header of a TLS record, whose
 // bytes 3 and 4 are the length of the rest (RFC 8446 5.1).
 const (
-	readAhead = 128 << 10
-	readFirst = 20 << 10 // a TLS record is at most 16 KiB + 261 bytes
-	tlsHeader = 5
+	readAhead  = 128 << 10
+	readFirst  = 1 << 10 // of an idle connection
+	readGrowth = 16
+	tlsHeader  = 5
 )
 
 // framed is a connection below TLS. It reads and writes large pieces, where crypto/tls makes a
@@ -51,7 +52,7 @@ func (c *framed) Read(p []byte) (int, error) {
 // record returns the length in the TLS header at the read position.
 func (c *framed) record() int { return int(binary.BigEndian.Uint16(c.in[c.r+3:])) }
 
-// fill reads more. The buffer is small until it is full for the first time.
+// fill reads more. The buffer grows when it is full.
 func (c *framed) fill() error {
 	if c.r == c.w {
 		c.r, c.w = 0, 0
@@ -64,7 +65,7 @@ func (c *framed) fill() error {
 	}
 	n, err := c.Conn.Read(c.in[c.w:])
 	if c.w += n; c.w == len(c.in) && c.w < readAhead {
-		c.in = append(make([]byte, 0, readAhead), c.in...)[:readAhead]
+		c.in = append(c.in, make([]byte, min(readGrowth*c.w, readAhead)-c.w)...)
 	}
 	if n > 0 {
 		return nil

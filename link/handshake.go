@@ -3,6 +3,7 @@ package link
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,9 +17,13 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// maxPending limits connections that are not part of a link yet, beside the dialed ones (defined by
-// this project). Beyond it the oldest is closed: one that makes progress is done long before.
-const maxPending = 64
+// Limits of accepted connections that are not part of a link yet (defined by this project): maxPending of
+// those that have shown no certificate, maxVerified of those with one certificate. Beyond them the oldest is
+// closed: one that makes progress is done long before.
+const (
+	maxPending  = 64
+	maxVerified = 4
+)
 
 // pending is a connection that is not part of a link yet.
 type pending struct {
@@ -27,6 +32,7 @@ type pending struct {
 	number   uint64
 	class    int
 	deadline time.Time
+	serial   string // of its certificate; "": none yet
 }
 
 // Take takes a connected socket. dialed is the host that was dialed, "" if the connection was
@@ -55,21 +61,9 @@ func (l *Links) admit(h *pending, dialed string) (useless net.Conn) {
 		if !ok {
 			return h.c // more than are wanted
 		}
-	default:
-		accepted := func(p *pending) bool { return p.dialed == nil }
-		count := 0
-		for _, p := range l.pending {
-			if accepted(p) {
-				count++
-			}
-		}
-		if count >= maxPending {
-			i := slices.IndexFunc(l.pending, accepted)
-			useless = l.pending[i].c
-			l.pending = slices.Delete(l.pending, i, i+1)
-		}
 	}
 	l.pending = append(l.pending, h)
+	useless = l.crowded("", maxPending)
 	l.wg.Add(1)
 	go func() {
 		defer l.wg.Done()
@@ -83,10 +77,52 @@ func (l *Links) admit(h *pending, dialed string) (useless net.Conn) {
 	return useless
 }
 
+// verified counts a connection whose certificate the cluster's authority has issued: nobody without one can
+// have it closed.
+func (l *Links) verified(h *pending, c *x509.Certificate) {
+	l.mu.Lock()
+	h.serial = serial(c)
+	useless := l.crowded(h.serial, maxVerified)
+	l.mu.Unlock()
+	if useless != nil {
+		hangUp(useless)
+	}
+}
+
+// crowded returns the oldest of the accepted connections with a certificate, to close it, if there are more than
+// most. l.mu is held.
+func (l *Links) crowded(serial string, most int) (useless net.Conn) {
+	same := func(p *pending) bool { return p.dialed == nil && p.serial == serial }
+	count := 0
+	for _, p := range l.pending {
+		if same(p) {
+			count++
+		}
+	}
+	if count <= most {
+		return nil
+	}
+	i := slices.IndexFunc(l.pending, same)
+	useless = l.pending[i].c
+	l.pending = slices.Delete(l.pending, i, i+1)
+	return useless
+}
+
 // shake brings a connection to its peer, or closes it.
 func (l *Links) shake(h *pending) {
 	defer context.AfterFunc(l.ctx, func() { hangUp(h.c) })()
 	c, p, err := l.greet(h)
+	if err == nil && c.class == classKnock {
+		if h.dialed != nil {
+			linger(h.c)
+			p.release(h.number, h.class)
+		} else {
+			hangUp(h.c)
+			p.again.Store(true)
+			p.poke()
+		}
+		return
+	}
 	if err == nil {
 		select {
 		case p.arrived <- c:
@@ -108,11 +144,12 @@ func (l *Links) shake(h *pending) {
 }
 
 // stranger logs the error of a connection of which no host of the table is known to be the origin:
-// as a warning at most once a second, since anybody may cause it.
+// as a warning at most once a second, since anybody may cause it. A host that needs a connection no more ends it
+// before the first byte.
 func (l *Links) stranger(c net.Conn, err error) {
 	level := slog.LevelDebug
 	l.mu.Lock()
-	if time.Since(l.warned) >= time.Second && !errors.Is(err, net.ErrClosed) {
+	if time.Since(l.warned) >= time.Second && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) {
 		l.warned, level = time.Now(), slog.LevelWarn
 	}
 	l.mu.Unlock()
@@ -140,6 +177,7 @@ func (l *Links) greet(h *pending) (*conn, *peer, error) {
 		if err := c.secure(l.ctx, view, h.dialed); err != nil {
 			return nil, nil, h.explain(view, err)
 		}
+		l.verified(h, c.chain[0])
 	}
 	own := view.hello(l.cfg.Identity)
 	if h.dialed != nil {
@@ -257,7 +295,7 @@ func (l *Links) accept(c *conn, view *view, own, theirs *hello, h *pending) (*pe
 		return p, err
 	case h.dialed != nil && (number != h.number || theirs.Class != h.class):
 		return p, fmt.Errorf("%w: HELLO repeats class %d and link %s, want %d and %s", errRecord, theirs.Class, theirs.Link, h.class, number16(h.number))
-	case h.dialed == nil && p.dials:
+	case h.dialed == nil && p.dials != (theirs.Class == classKnock):
 		return p, fmt.Errorf("host %s dials, but host %s has the lower nodes and dials: give each host its own nodes", theirs.Host, own.Host)
 	}
 	c.number, c.class = number, theirs.Class

@@ -73,8 +73,8 @@ func judge(peer, own *hello, want Host) error {
 		return refuse("PDIDs", pdids(peer.PDIDs), pdids(want.PDIDs), table)
 	case peer.Groups != own.Groups:
 		return refuse("digests of the file of groups", none(peer.Groups), none(own.Groups), "start both pfds with the same --groups file")
-	case peer.Class != classHigh && peer.Class != classBulk:
-		return refuse("classes of the connection", strconv.Itoa(peer.Class), "0 or 1", "install the same version of pfd on both")
+	case peer.Class < 0 || peer.Class >= places:
+		return refuse("classes of the connection", strconv.Itoa(peer.Class), "0 to 2", "install the same version of pfd on both")
 	}
 	return nil
 }

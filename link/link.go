@@ -82,9 +82,10 @@ type Config struct {
 	// Told is called with each message that another host sent by Tell, in the order in which that
 	// host sent them. The message is valid during the call. Nil: messages are dropped.
 	Told func(host string, message []byte)
-	// Changed is called when the link to a host comes up, and when it goes down after all calls of
-	// Told. Nil: not called. Told and Changed delay only the link that calls them.
-	Changed func(host string, up bool)
+	// Changed is called with Up when a link comes up. When it ends, after all calls of Told, it is called
+	// with Connecting, or, if both sides have closed it and nothing is lost, with Idle. Nil: not called. Told
+	// and Changed delay only the link that calls them.
+	Changed func(host string, s State)
 	// May reports whether the threads of a host may use the pages of a tree (docs/spec/gsas.md). Messages of
 	// others are dropped. Nil: none may.
 	May    func(host string, tree atomics.Protection) bool
@@ -102,6 +103,8 @@ type Timing struct {
 	Handshake time.Duration
 	// Unreachable is the time after which a host without a link counts as unreachable; 5 s.
 	Unreachable time.Duration
+	// Idle is the time without a frame and a message of Tell after which a link is closed; 60 s.
+	Idle time.Duration
 	// BackoffMin and BackoffMax are the shortest and the longest time between two Wants for one
 	// connection; 100 ms and 1 s.
 	BackoffMin, BackoffMax time.Duration
@@ -148,7 +151,7 @@ type view struct {
 func New(cfg Config) *Links {
 	t := &cfg.Timing
 	for d, standard := range map[*time.Duration]time.Duration{
-		&t.Heartbeat: 150 * time.Millisecond, &t.Handshake: 5 * time.Second, &t.Unreachable: 5 * time.Second,
+		&t.Heartbeat: 150 * time.Millisecond, &t.Handshake: 5 * time.Second, &t.Unreachable: 5 * time.Second, &t.Idle: time.Minute,
 		&t.BackoffMin: 100 * time.Millisecond, &t.BackoffMax: time.Second,
 	} {
 		if *d <= 0 {
@@ -207,14 +210,12 @@ func (l *Links) SetTable(t Table) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTable, err)
 	}
-	for _, c := range l.replace(t, v) {
-		hangUp(c)
-	}
+	l.replace(t, v)
 	return nil
 }
 
-// replace puts a table into use. It returns sockets to close.
-func (l *Links) replace(t Table, v *view) (useless []net.Conn) {
+// replace puts a table into use.
+func (l *Links) replace(t Table, v *view) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.now.Swap(v)
@@ -230,9 +231,7 @@ func (l *Links) replace(t Table, v *view) (useless []net.Conn) {
 	for _, h := range v.table.Hosts {
 		if p := l.peers[h.Name]; p != nil && p.same(h, v, old) && h.Name != t.Self {
 			peers[h.Name] = p
-			if c := p.move(h.Address); c != nil {
-				useless = append(useless, c)
-			}
+			p.address.Store(&h.Address)
 		}
 	}
 	for name, p := range l.peers {
@@ -271,7 +270,6 @@ func (l *Links) replace(t Table, v *view) (useless []net.Conn) {
 		p.again.Store(true)
 		p.poke()
 	}
-	return useless
 }
 
 // want asks for a connection. If the receiver is far behind, the Want comes again later.
@@ -325,23 +323,16 @@ func (l *Links) valid(s *session) error {
 // TakeUDP takes a UDP socket that is connected to a host of the table. It replaces the socket
 // before it.
 func (l *Links) TakeUDP(host string, c net.Conn) {
-	p := l.peer(host)
-	if p == nil || !p.host.UDP {
-		hangUp(c)
-		return
+	useless := c
+	_ = l.change(host, func(p *peer) error { // without a host the socket is of no use
+		if p.host.UDP {
+			useless, p.socket = p.socket, c
+		}
+		return nil
+	})
+	if useless != nil {
+		hangUp(useless)
 	}
-	p.mu.Lock()
-	before := p.socket
-	if p.over {
-		before = c
-	} else {
-		p.socket = c
-	}
-	p.mu.Unlock()
-	if before != nil {
-		hangUp(before)
-	}
-	p.poke()
 }
 
 // Wants returns the channel of connections that lack. Only the host with the lower node ids asks
@@ -408,30 +399,37 @@ func (l *Links) Info() []Info {
 
 // Cut ends the connections to a host and lets none be made for a time. It is for tests.
 func (l *Links) Cut(host string, d time.Duration) error {
-	return l.change(host, func(p *peer) { p.cutUntil, p.severed = time.Now().Add(d), errCut })
+	return l.change(host, func(p *peer) error {
+		p.mu.Lock()
+		p.cutUntil = time.Now().Add(d)
+		p.mu.Unlock()
+		p.look()
+		return errCut
+	})
 }
 
 // Drain with on true says that no new transfers to a host should begin; with on false that they may
-// again. The sink has been told when it returns, if the link to a former host of the same nodes has ended.
+// again. The sink has been told when it returns.
 func (l *Links) Drain(host string, on bool) error {
-	return l.change(host, func(p *peer) { p.draining, p.drained, p.drain = on, false, true })
+	return l.change(host, func(p *peer) error {
+		p.draining = on
+		p.drained.Store(false)
+		p.l.sink.Drain(p.host.Nodes.First, p.host.Nodes.Last, on)
+		p.ask()
+		p.look()
+		return nil
+	})
 }
 
-// change changes fields of a peer that its lock guards.
-func (l *Links) change(host string, f func(*peer)) error {
+// change lets the goroutine of a peer call f. An error of f ends its connections.
+func (l *Links) change(host string, f func(*peer) error) error {
 	l.mu.Lock()
 	p := l.peers[host]
 	running := l.ctx != nil
 	l.mu.Unlock()
-	if p == nil || !running {
+	if p == nil || !running || !p.do(func() error { return f(p) }) {
 		return fmt.Errorf("%w: %s", ErrHost, host)
 	}
-	p.mu.Lock()
-	f(p)
-	p.mu.Unlock()
-	p.tellDrain()
-	p.look()
-	p.poke()
 	return nil
 }
 
@@ -445,6 +443,7 @@ func (l *Links) Tell(host string, message []byte) error {
 	case len(message) > MaxTell:
 		return fmt.Errorf("%w: %d bytes, at most %d", ErrSize, len(message), MaxTell)
 	}
+	p.told.Add(1)
 	switch p.control(classHigh, recordTold, message) {
 	case putRefused:
 		return fmt.Errorf("%w: host %s", ErrDown, host)

@@ -25,62 +25,68 @@ type peer struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	struck atomic.Bool   // no longer in the table
-	again  atomic.Bool   // what lacks is asked for at once
+	again  atomic.Bool   // a link is wanted, and at once
 	ended  chan struct{} // run has returned
 	after  []*peer       // had some of the nodes before
 
-	arrived chan *conn
-	poked   chan struct{} // something that run looks at has changed
+	arrived  chan *conn
+	poked    chan struct{}     // something that run looks at has changed
+	commands chan func() error // run calls them; an error ends the connections
+	address  atomic.Pointer[string]
 
 	queues [classes]*queue
 	udp    *queue // datagrams, if the host has UDP
 
 	ready struct {
 		sync.Mutex
-		up     bool        // the link is up
+		phase  phase       // changed by run only
 		said   wire.Ready  // the sink's last LinkReady
 		silent atomic.Bool // the peer does not answer
 	}
+	asleep atomic.Bool // a record in a queue wakes run
 
 	forged, bad, framesIn, octetsIn atomic.Uint64
+	told                            atomic.Uint64 // messages of pfds, both ways
 	rtt                             atomic.Int64
 
-	mu       sync.Mutex
+	mu       sync.Mutex // run changes these; number and open are changed by others, too
 	state    State
 	since    time.Time
-	up       bool
-	number   uint64        // of the link that is being dialed; it grows, also over a restart
-	open     [classes]bool // its connections that are there, or on the way
+	wanting  bool         // connections are taken
+	number   uint64       // of the link that is being dialed; it grows, also over a restart
+	open     [places]bool // its connections that are there, or on the way
 	cutUntil time.Time
-	severed  error // why the connections are to end, nil if they are not
-	address  string
-	draining bool
-	drained  bool
-	drain    bool // the sink has not been told of draining
 	err      string
 	errAt    time.Time
 	connects uint64
-	socket   net.Conn // UDP
-	over     bool     // run ends, and takes no socket
-	begun    bool     // run has begun, and a former peer with these nodes has ended
 
-	telling sync.Mutex // keeps what the sink is told of drains in order
+	// Of run.
+	dialed   string // the address of the present connections
+	changed  State  // what Config.Changed was called with
+	draining bool
+	drained  atomic.Bool
+	socket   net.Conn // UDP
 }
+
+// phase says whether frames reach the other host, or are kept for it.
+type phase uint8
+
+const (
+	phaseDown   phase = iota
+	phaseAsleep       // closed since nothing used it: records in the queues wait for the next session
+	phaseWaking       // as phaseAsleep, and the next session is on its way
+	phaseUp
+)
 
 func (l *Links) newPeer(h Host, own Range, after []*peer) *peer {
 	p := &peer{
 		l: l, host: h, own: own, dials: own.First < h.Nodes.First, after: after,
-		ended: make(chan struct{}), arrived: make(chan *conn), poked: make(chan struct{}, 1),
+		ended: make(chan struct{}), arrived: make(chan *conn), poked: make(chan struct{}, 1), commands: make(chan func() error),
 		queues: [classes]*queue{newQueue(highSize), newQueue(bulkSize)},
-		number: uint64(time.Now().UnixNano()), state: Connecting, since: time.Now(), address: h.Address,
+		number: uint64(time.Now().UnixNano()), state: Connecting, since: time.Now(), dialed: h.Address, changed: Connecting,
 	}
+	p.address.Store(&h.Address)
 	p.ready.said = wire.ReadyAll
-	for _, q := range after {
-		q.mu.Lock()
-		p.draining = p.draining || q.draining && q.host.Name == h.Name
-		q.mu.Unlock()
-	}
-	p.drain = p.draining
 	if h.UDP {
 		p.udp = newQueue(bulkSize)
 		p.udp.cut = cutFrame
@@ -93,6 +99,21 @@ func (p *peer) poke() {
 	select {
 	case p.poked <- struct{}{}:
 	default:
+	}
+}
+
+// do lets run call f, and waits for that. It returns false if the peer has ended.
+func (p *peer) do(f func() error) bool {
+	done := make(chan struct{})
+	select {
+	case p.commands <- func() error {
+		defer close(done)
+		return f()
+	}:
+		<-done
+		return true
+	case <-p.ended:
+		return false
 	}
 }
 
@@ -110,15 +131,13 @@ func (p *peer) note(err error) {
 	p.l.log.Log(context.Background(), level, "link", "host", p.host.Name, "error", text)
 }
 
-// claim takes a place in the link that is being dialed.
+// claim takes a place in the link that is being dialed. The side that does not dial has the place of a
+// connection that asks the other one to dial.
 func (p *peer) claim() (number uint64, class int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.dials || p.up || time.Now().Before(p.cutUntil) {
-		return 0, 0, false
-	}
 	for class, open := range p.open {
-		if !open {
+		if p.wanting && !open && p.dials != (class == classKnock) {
 			p.open[class] = true
 			return p.number, class, true
 		}
@@ -140,22 +159,19 @@ func (p *peer) release(number uint64, class int) {
 func (p *peer) redial() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.number, p.open = max(p.number+1, uint64(time.Now().UnixNano())), [classes]bool{}
+	p.number, p.open = max(p.number+1, uint64(time.Now().UnixNano())), [places]bool{}
 }
 
 // lacking returns the number of connections that this side must dial.
 func (p *peer) lacking() (tcp int, udp bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if time.Now().Before(p.cutUntil) {
-		return 0, false
-	}
-	for _, open := range p.open {
-		if p.dials && !open {
+	for class, open := range p.open {
+		if p.wanting && !open && p.dials != (class == classKnock) {
 			tcp++
 		}
 	}
-	return tcp, p.host.UDP && p.socket == nil
+	return tcp, p.wanting && p.host.UDP && p.socket == nil
 }
 
 // dialing reports whether a connection is of the present link, as far as this side decides that.
@@ -165,39 +181,11 @@ func (p *peer) dialing(c *conn) bool {
 	return !p.dials || c.number == p.number
 }
 
-// unreachable reports whether the host has been without a link for long.
-func (p *peer) unreachable() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.state == Unreachable
-}
-
 // cutFor returns the time until the end of a cut.
 func (p *peer) cutFor() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(time.Until(p.cutUntil), 0)
-}
-
-// sever returns why the connections are to end, once for each cause, nil if they are not.
-func (p *peer) sever() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	why := p.severed
-	p.severed = nil
-	return why
-}
-
-// move takes the present address of the host. If it is another one, the link ends; the socket that is
-// returned is to be closed.
-func (p *peer) move(address string) (socket net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if address != p.address {
-		socket, p.socket = p.socket, nil
-		p.address, p.severed = address, errMoved
-	}
-	return socket
 }
 
 // awaitUncut waits until a cut ends, at most until the deadline: the peer that dials then needs not
@@ -211,29 +199,47 @@ func (p *peer) awaitUncut(deadline time.Time) {
 	}
 }
 
+// moved reports whether the host has got another address, once for each.
+func (p *peer) moved() bool {
+	address := *p.address.Load()
+	if address == p.dialed {
+		return false
+	}
+	p.dialed = address
+	if p.socket != nil {
+		hangUp(p.socket)
+		p.socket = nil
+	}
+	return true
+}
+
 // look brings the state up to date.
 func (p *peer) look() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
+	now, phase := time.Now(), p.ready.phase
+	cut, works := now.Before(p.cutUntil), phase == phaseUp || phase == phaseAsleep
 	state := Connecting
 	switch {
 	case p.struck.Load():
 		state = Gone
-	case now.Before(p.cutUntil):
+	case cut:
 		state = CutOff
-	case p.up && p.drained:
+	case works && p.draining && p.drained.Load():
 		state = Drained
-	case p.up && p.draining:
+	case works && p.draining:
 		state = Draining
-	case p.up:
+	case phase == phaseUp:
 		state = Up
+	case phase == phaseAsleep:
+		state = Idle
 	case p.state == Unreachable, p.state == Connecting && now.Sub(p.since) >= p.l.cfg.Timing.Unreachable:
 		state = Unreachable
 	}
 	if state != p.state {
 		p.state, p.since = state, now
 	}
+	p.wanting = !cut && !works
 }
 
 // report tells the sink if the link can take frames, when that has changed.
@@ -242,7 +248,7 @@ func (p *peer) report() {
 	defer p.ready.Unlock()
 	ready := wire.ReadyAll
 	switch {
-	case !p.ready.up || p.ready.silent.Load() || p.queues[classHigh].isFull() || p.udp != nil && p.udp.isFull():
+	case p.ready.phase == phaseDown || p.ready.silent.Load() || p.queues[classHigh].isFull() || p.udp != nil && p.udp.isFull():
 		ready = wire.NotReady
 	case p.queues[classBulk].isFull():
 		ready = wire.ReadyShort
@@ -253,23 +259,43 @@ func (p *peer) report() {
 	}
 }
 
-// setUp says that the link is up or not.
-func (p *peer) setUp(up bool) {
-	p.mu.Lock()
-	p.up = up
-	if up {
-		p.connects++
-	}
-	p.mu.Unlock()
-	p.look()
+// enter changes the phase.
+func (p *peer) enter(now phase) {
 	p.ready.Lock()
-	p.ready.up = up
+	lost := p.ready.phase == phaseDown
+	p.ready.phase = now
 	p.ready.silent.Store(false)
 	p.ready.Unlock()
-	if up {
+	if now == phaseUp {
+		p.mu.Lock()
+		p.connects++
+		p.mu.Unlock()
+	}
+	p.asleep.Store(now == phaseAsleep)
+	p.look()
+	if now == phaseUp && lost {
 		p.l.sink.LinkUp(p.host.Nodes.First, p.host.Nodes.Last)
 	}
 	p.report()
+}
+
+// lose drops what is queued.
+func (p *peer) lose() {
+	p.enter(phaseDown) // before anything is dropped
+	for _, q := range p.queues {
+		q.end()
+	}
+	if p.udp != nil {
+		p.udp.end()
+	}
+}
+
+// tellChanged tells of a link that has come up, or ended.
+func (p *peer) tellChanged(s State) {
+	if s != p.changed && p.l.cfg.Changed != nil {
+		p.l.cfg.Changed(p.host.Name, s)
+	}
+	p.changed = s
 }
 
 // genuine reports whether a frame comes from the peer's nodes, goes to ours, and is not of a process of
@@ -292,9 +318,7 @@ func (p *peer) genuine(f *wire.Frame) bool {
 // control queues a record that is not a frame.
 func (p *peer) control(class, kind int, content []byte) put {
 	done := p.queues[class].control(kind, content)
-	if done == putFull {
-		p.report()
-	}
+	p.queued(done)
 	return done
 }
 
@@ -307,8 +331,16 @@ func (p *peer) send(f *wire.Frame) {
 	case high(f):
 		q = p.queues[classHigh]
 	}
-	if q.frame(f) == putFull {
+	p.queued(q.frame(f))
+}
+
+// queued does what follows from a change of a queue.
+func (p *peer) queued(done put) {
+	if done == putFull {
 		p.report()
+	}
+	if p.asleep.Load() {
+		p.poke()
 	}
 }
 
@@ -327,11 +359,12 @@ func (p *peer) run() {
 	defer close(p.ended)
 	for _, q := range p.after {
 		<-q.ended
+		p.draining = p.draining || q.draining && q.host.Name == p.host.Name
 	}
 	p.after = nil
-	p.mu.Lock()
-	p.begun = true
-	p.mu.Unlock()
+	if p.draining {
+		p.l.sink.Drain(p.host.Nodes.First, p.host.Nodes.Last, true)
+	}
 	p.report() // not ready: the sink takes nodes for ready until it is told
 	var have [classes]*conn
 	timing := &p.l.cfg.Timing
@@ -340,7 +373,9 @@ func (p *peer) run() {
 		conns, began := have, time.Now()
 		have = [classes]*conn{}
 		next, err := p.carry(conns)
-		p.note(err)
+		if !errors.Is(err, errIdle) {
+			p.note(err)
+		}
 		if next != nil {
 			have[next.class] = next
 		}
@@ -356,21 +391,13 @@ func (p *peer) run() {
 			c.close()
 		}
 	}
-	p.mu.Lock()
-	socket := p.socket
-	p.over = true
-	p.mu.Unlock()
-	if socket != nil {
-		hangUp(socket)
+	p.lose()
+	p.tellChanged(Connecting)
+	if p.socket != nil {
+		hangUp(p.socket)
 	}
-	p.look()
-	p.telling.Lock()
-	defer p.telling.Unlock()
 	if p.struck.Load() {
-		p.mu.Lock()
-		draining := p.draining
-		p.mu.Unlock()
-		if draining {
+		if p.draining {
 			p.l.sink.Drain(p.host.Nodes.First, p.host.Nodes.Last, false)
 		}
 		p.l.sink.Gone(p.host.Nodes.First, p.host.Nodes.Last)
@@ -382,10 +409,14 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 	var (
 		timing  = &p.l.cfg.Timing
 		want    = time.Now().Add(first) // of the next Want
+		asked   time.Time               // of the last one
 		partial time.Time               // since when one connection is there
 		timer   = time.NewTimer(0)
 	)
 	defer timer.Stop()
+	if !p.dials && p.ready.phase == phaseDown { // the other side will dial
+		want = time.Now().Add(timing.BackoffMax)
+	}
 	drop := func() {
 		for i, c := range have {
 			if c != nil {
@@ -398,15 +429,28 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 	}
 	for {
 		p.look()
-		p.tellDrain()
-		now := time.Now()
-		cut := p.cutFor()
-		if p.sever() != nil || cut > 0 || !partial.IsZero() && now.Sub(partial) >= timing.Handshake {
+		p.ask()
+		now, cut := time.Now(), p.cutFor()
+		if p.moved() || cut > 0 || !partial.IsZero() && now.Sub(partial) >= timing.Handshake {
 			drop()
+		}
+		switch one := have[0] != nil || have[1] != nil; {
+		case p.ready.phase == phaseAsleep && (one || p.again.Swap(false) || !p.queues[classHigh].empty() || !p.queues[classBulk].empty()):
+			p.enter(phaseWaking)
+			want = now
+		case p.ready.phase == phaseWaking && p.state == Unreachable:
+			p.lose()
+			p.tellChanged(Connecting)
+		case p.ready.phase == phaseWaking && now.Sub(p.since) >= silentLooks*timing.Heartbeat:
+			p.ready.silent.Store(true)
+			p.report()
 		}
 		tcp, udp := p.lacking()
 		if have[0] != nil && have[1] != nil && !udp {
 			return true
+		}
+		if !p.dials && (have[0] != nil || have[1] != nil) {
+			tcp = 0
 		}
 		if (tcp > 0 || udp) && !now.Before(want) {
 			for range tcp {
@@ -415,12 +459,18 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 			if udp {
 				p.l.want(Want{Host: p.host.Name, UDP: true})
 			}
-			want = now.Add(*backoff)
-			if p.unreachable() { // before that, a cable that is back is to be noticed soon
+			asked, want = now, now.Add(*backoff)
+			switch {
+			case !p.dials && p.ready.phase == phaseDown:
+				want = now.Add(timing.BackoffMax)
+			case p.state == Unreachable: // before that, a cable that is back is to be noticed soon
 				*backoff = min(2**backoff, timing.BackoffMax)
 			}
 		}
 		wait := timing.Unreachable
+		if p.draining || p.ready.phase == phaseWaking {
+			wait = timing.Heartbeat
+		}
 		for _, at := range []time.Duration{cut, want.Sub(now)} {
 			if at > 0 {
 				wait = min(wait, at)
@@ -432,8 +482,14 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 			return false
 		case <-timer.C:
 		case <-p.poked:
-			if p.again.Swap(false) {
-				want = time.Now()
+			if p.ready.phase != phaseAsleep && p.again.Swap(false) && p.dials {
+				want = asked.Add(timing.BackoffMin)
+			}
+		case f := <-p.commands:
+			if f() != nil {
+				drop()
+				p.lose()
+				p.tellChanged(Connecting)
 			}
 		case c := <-p.arrived:
 			if !p.dialing(c) {
@@ -468,6 +524,7 @@ var (
 	errWorn     = errors.New("the connections need new keys")
 	errSilent   = errors.New("nothing arrives")
 	errStuck    = errors.New("the network does not answer")
+	errIdle     = errors.New("nothing uses the link") // and nothing is lost
 )
 
 // carry carries frames over a link until it ends. It returns the first connection of the next link
@@ -492,52 +549,52 @@ func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
 		err = p.l.permits(s)
 	}
 	if err == nil {
-		p.setUp(true)
-		p.l.log.Info("link up", "host", p.host.Name, "nodes", p.host.Nodes)
-		if p.l.cfg.Changed != nil {
-			p.l.cfg.Changed(p.host.Name, true)
+		level := slog.LevelInfo
+		if p.ready.phase != phaseDown {
+			level = slog.LevelDebug
 		}
+		p.again.Store(false)
+		p.enter(phaseUp)
+		p.l.log.Log(context.Background(), level, "link up", "host", p.host.Name, "nodes", p.host.Nodes)
+		p.tellChanged(Up)
 		for class, c := range conns {
-			r := &reader{s: s, c: c, free: make(chan *batch, maxBatches)}
+			r := &reader{s: s, c: c, size: batchFirst, free: make(chan *batch, maxBatches)}
 			r.left = func() { go s.do(r.run) }
 			s.spawn(r.run)
 			s.spawn(func() error { return s.send(p.queues[class], c.write, c.flush) })
 		}
 		next, err = s.watch()
 	}
-	p.setUp(false) // before anything is dropped
+	state := Connecting
+	if errors.Is(err, errIdle) {
+		state = Idle
+	} else {
+		p.lose()
+	}
 	close(s.done)
 	for _, c := range conns {
-		c.close()
-	}
-	for _, q := range p.queues {
-		q.end()
-	}
-	if p.udp != nil {
-		p.udp.end()
-		p.mu.Lock()
-		socket := p.socket
-		p.mu.Unlock()
-		switch {
-		case socket == nil:
-		case p.ctx.Err() != nil:
-			hangUp(socket)
-		default:
-			_ = socket.SetReadDeadline(time.Now()) // ends the reader, not the socket
+		if state == Idle {
+			c.finish()
+		} else {
+			c.close()
 		}
+	}
+	if p.socket != nil {
+		_ = p.socket.SetReadDeadline(time.Now()) // ends the reader, not the socket
 	}
 	s.wg.Wait()
 	p.rtt.Store(0)
-	if p.l.cfg.Changed != nil && s.watched {
-		p.l.cfg.Changed(p.host.Name, false)
+	if state == Idle {
+		p.enter(phaseAsleep)
+		p.l.log.Debug("link idle", "host", p.host.Name)
 	}
+	p.tellChanged(state)
 	p.redial()
 	return next, err
 }
 
 // watch waits for the end of a session. It sends heartbeats.
 func (s *session) watch() (next *conn, err error) {
-	s.watched = true
 	p := s.p
 	tick := time.NewTicker(p.l.cfg.Timing.Heartbeat)
 	defer tick.Stop()
@@ -546,68 +603,63 @@ func (s *session) watch() (next *conn, err error) {
 		select {
 		case <-p.ctx.Done():
 			if p.struck.Load() {
-				return nil, errStruck
+				return next, errStruck
 			}
-			return nil, errStopped
+			return next, errStopped
 		case err := <-s.ended:
-			return nil, err
+			return next, err
+		case f := <-p.commands:
+			if err := f(); err != nil {
+				return next, err
+			}
+			p.look()
 		case c := <-p.arrived:
-			if !p.dialing(c) || c.number <= s.conns[0].number {
+			if !p.dialing(c) || c.number <= s.conns[0].number || next != nil {
 				c.close() // of a link before
 				continue
 			}
-			return c, errReplaced
+			if next = c; !s.sealed.Load() { // else the peer has closed the link, and uses it again
+				return next, errReplaced
+			}
 		case <-p.poked:
+			if !s.sealed.Load() {
+				p.again.Store(false)
+			}
 			p.look()
-			p.tellDrain()
-			if err := p.sever(); err != nil {
-				return nil, err
+			if p.moved() {
+				return next, errMoved
 			}
 			if err := p.l.permits(s); err != nil {
-				return nil, err
+				return next, err
 			}
 		case <-tick.C:
 			if err := p.l.valid(s); err != nil {
-				return nil, err
+				return next, err
 			}
-			p.tellDrain()
+			p.ask()
 			if s.worn() {
-				return nil, errWorn
+				return next, errWorn
 			}
 			for _, c := range s.conns {
 				if c.stuck(p.l.cfg.Timing.Heartbeat) {
-					return nil, errStuck
+					return next, errStuck
 				}
 			}
 			if !v.look() {
-				return nil, fmt.Errorf("%w for %v", errSilent, deadLooks*p.l.cfg.Timing.Heartbeat)
+				return next, fmt.Errorf("%w for %v", errSilent, deadLooks*p.l.cfg.Timing.Heartbeat)
 			}
 		}
 	}
 }
 
-// tellDrain tells the sink of Drain, and asks it whether transfers are under way.
-func (p *peer) tellDrain() {
-	p.telling.Lock()
-	defer p.telling.Unlock()
-	p.mu.Lock()
-	if !p.begun || p.over {
-		p.mu.Unlock()
+// ask asks the sink whether transfers are under way, for a host that drains.
+func (p *peer) ask() {
+	if !p.draining {
 		return
 	}
-	tell, on, ask := p.drain, p.draining, p.draining && !p.drained
-	p.drain = false
-	p.mu.Unlock()
-	first, last := p.host.Nodes.First, p.host.Nodes.Last
-	if tell {
-		p.l.sink.Drain(first, last, on)
-	}
-	if ask {
-		p.l.sink.Underway(first, last, func(transfers int) {
-			p.mu.Lock()
-			p.drained = p.draining && transfers == 0
-			p.mu.Unlock()
-			p.look()
-		})
-	}
+	p.l.sink.Underway(p.host.Nodes.First, p.host.Nodes.Last, func(transfers int) {
+		if drained := transfers == 0; p.drained.Swap(drained) != drained {
+			p.poke()
+		}
+	})
 }

@@ -13,7 +13,7 @@ const (
 	highSize  = 256 << 10
 	bulkSize  = 1 << 20
 	chunkSize = 64 << 10 // the most that a writer writes at once
-	firstSize = 4 << 10  // of the first chunk of an empty queue: idle links need little memory
+	firstSize = 4 << 10  // of the first chunk of an empty queue
 	keepChunk = 16       // chunks that a queue keeps for use again
 )
 
@@ -32,9 +32,11 @@ type queue struct {
 	// direct writes a chunk without waiting, and returns false if some of it is left, which the writer
 	// must flush; nil: the writer writes all.
 	direct  func([]byte) (all bool, err error)
-	writing bool // the writer has chunks
-	rest    bool // direct has left something
-	bytes   int  // in chunks, and in the writer's hands
+	writing bool     // the writer has chunks
+	sealed  bool     // the link is closed, or is being closed: new records wait for the next one
+	last    [][]byte // with sealed: the writer's last chunks
+	rest    bool     // direct has left something
+	bytes   int      // in chunks, and in the writer's hands
 	full    bool
 
 	frames, octets, dropped uint64 // accepted frames and bytes; frames that were refused
@@ -84,7 +86,7 @@ func (q *queue) frame(f *wire.Frame) put {
 	if q.cut != nil {
 		size = q.cut(q, f)
 	} else {
-		c := q.room(size)
+		c := q.room(size, firstSize)
 		*c = appendFrame(*c, f, size)
 	}
 	q.frames++
@@ -97,24 +99,24 @@ func (q *queue) control(kind int, content []byte) put {
 	defer q.mu.Unlock()
 	size := headSize + len(content) + crcSize
 	switch {
-	case !q.open:
+	case !q.open, q.sealed && kind != recordTold:
 		return putRefused
 	case q.bytes+size > 2*q.size:
 		return putNoRoom
 	}
-	c := q.room(size)
+	c := q.room(size, size) // all that an idle link sends
 	*c = appendControl(*c, kind, content)
 	return q.added(size, true)
 }
 
-// room returns the chunk that has room for n more bytes.
-func (q *queue) room(n int) *[]byte {
+// room returns the chunk that has room for n more bytes. The first one is made of the size first at least.
+func (q *queue) room(n, first int) *[]byte {
 	if i := len(q.chunks) - 1; i >= 0 && cap(q.chunks[i])-len(q.chunks[i]) >= n {
 		return &q.chunks[i]
 	}
 	want := chunkSize
 	if len(q.chunks) == 0 {
-		want = max(n, firstSize)
+		want = max(n, first)
 	}
 	var c []byte
 	for i, f := range q.free {
@@ -162,13 +164,33 @@ func (q *queue) flush() {
 	q.filled.Signal() // it sleeps on if nothing is left
 }
 
-// take waits for chunks and takes all of them into list. It returns false when the queue is closed.
+// seal adds the last record of a link, with which the writer ends. Later records stay for the next link.
+func (q *queue) seal() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.open || q.sealed {
+		return
+	}
+	size := headSize + crcSize
+	c := q.room(size, size)
+	*c = appendControl(*c, recordIdle, nil)
+	q.bytes += size
+	q.filled.Signal()
+	q.last, q.chunks, q.direct, q.sealed = q.chunks, nil, nil, true
+}
+
+// take waits for chunks and takes all of them into list. It returns false when the queue is closed, or
+// sealed and there are no more.
 func (q *queue) take(list [][]byte) ([][]byte, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.writing = false
-	for q.open && len(q.chunks) == 0 && !q.rest {
+	for q.open && !q.sealed && len(q.chunks) == 0 && !q.rest {
 		q.filled.Wait()
+	}
+	if q.sealed {
+		list, q.last = q.last, nil
+		return list, q.open && len(list) > 0
 	}
 	q.writing, q.rest = true, false
 	list = append(list[:0], q.chunks...)
@@ -180,7 +202,7 @@ func (q *queue) take(list [][]byte) ([][]byte, bool) {
 // put takes a chunk that has been written.
 func (q *queue) put(c []byte) {
 	q.bytes -= len(c)
-	if len(q.free) < keepChunk && cap(c) <= chunkSize {
+	if len(q.free) < keepChunk && cap(c) <= chunkSize && (cap(c) >= firstSize || q.cut != nil) {
 		q.free = append(q.free, c[:0])
 	}
 }
@@ -205,11 +227,15 @@ func (q *queue) total() uint64 {
 	return q.octets
 }
 
-// begin opens the queue for a link.
+// begin opens the queue for a link. It has what was added since seal.
 func (q *queue) begin(direct func([]byte) (bool, error)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.open, q.full, q.bytes, q.direct, q.rest = true, false, 0, direct, false
+	q.open, q.sealed, q.full, q.direct, q.rest, q.writing = true, false, q.full && q.sealed, direct, false, false
+	q.bytes = 0
+	for _, c := range q.chunks {
+		q.bytes += len(c)
+	}
 }
 
 // end closes the queue and drops what it has. The writer ends.
@@ -218,7 +244,7 @@ func (q *queue) end() {
 	defer q.mu.Unlock()
 	q.open = false
 	clear(q.chunks)
-	q.chunks, q.free, q.direct = q.chunks[:0], nil, nil
+	q.chunks, q.last, q.free, q.direct, q.sealed = q.chunks[:0], nil, nil, nil, false
 	q.filled.Broadcast()
 }
 
@@ -229,6 +255,13 @@ func (q *queue) trim() {
 	if q.bytes == 0 {
 		q.free = nil
 	}
+}
+
+// empty reports whether nothing waits.
+func (q *queue) empty() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.bytes == 0
 }
 
 // isFull reports whether the queue became full and is not half empty again.

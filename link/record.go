@@ -20,6 +20,7 @@ const (
 	recordBeat    = 4 // heartbeat
 	recordAnswer  = 5 // to a heartbeat
 	recordTold    = 6
+	recordIdle    = 7 // the last one of a connection
 )
 
 // The layout of records (spec/hosts.md 2). Offsets in a frame's record count from the record's
@@ -55,8 +56,8 @@ func head(kind, n int) uint32 { return uint32(kind)<<24 | uint32(n) }
 func parseHead(b []byte) (kind, size int, err error) {
 	w := binary.LittleEndian.Uint32(b)
 	kind, size = int(w>>24), headSize+int(w&0xffffff)
-	if size > maxRecord || kind > recordTold {
-		return 0, 0, fmt.Errorf("%w: type %d, %d bytes, want a type up to %d and at most %d bytes", errRecord, kind, size, recordTold, maxRecord)
+	if size > maxRecord || kind > recordIdle {
+		return 0, 0, fmt.Errorf("%w: type %d, %d bytes, want a type up to %d and at most %d bytes", errRecord, kind, size, recordIdle, maxRecord)
 	}
 	return kind, size, nil
 }

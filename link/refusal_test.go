@@ -303,3 +303,46 @@ func TestStrangers(t *testing.T) {
 		t.Errorf("%+v", i)
 	}
 }
+
+// Strangers do not have a connection closed whose certificate is verified. A host has few of those.
+func TestStrangersBesideHosts(t *testing.T) {
+	r := newRig(t, 2, true)
+	b := r.start(1, r.tableOf(1), nil)
+	own := r.ca.issue(7, "exanet://test/node/0-1", time.Hour)
+	verified := func() int {
+		b.Links.mu.Lock()
+		defer b.Links.mu.Unlock()
+		n := 0
+		for _, p := range b.pending {
+			if p.serial == "7" {
+				n++
+			}
+		}
+		return n
+	}
+	var conns []*conn
+	for n := range maxVerified {
+		conns = append(conns, r.raw(b, "", own))
+		for verified() <= n {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for range 3 * maxPending {
+		c, theirs := net.Pipe()
+		b.Take(theirs, "")
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	if n := verified(); n != maxVerified {
+		t.Errorf("%d verified connections, want %d", n, maxVerified)
+	}
+	defer r.raw(b, "", own).close()
+	if _, err := conns[0].stream.Read(make([]byte, 1)); err == nil {
+		t.Error("the oldest of too many connections says something")
+	}
+	if n := verified(); n != maxVerified {
+		t.Errorf("%d verified connections, want %d", n, maxVerified)
+	}
+	for _, c := range conns {
+		c.close()
+	}
+}

@@ -88,6 +88,7 @@ type got struct {
 	first   device.NodeID
 	told    string
 	changed *bool
+	idle    bool
 }
 
 // closedTree is a tree that no host may use.
@@ -230,7 +231,8 @@ type rig struct {
 	hosts    []atomic.Pointer[host]
 	table    []Host
 	pipe     bool // connections are pipes, not sockets
-	standard bool // the standard times
+	standard bool // the standard times, but for Idle
+	idle     time.Duration
 	dial     func(w Want, from *host) bool
 	sink     func(*host) Sink
 }
@@ -248,9 +250,12 @@ func newRig(t testing.TB, n int, tls bool) *rig {
 		r.ca = newAuthority(t)
 	}
 	for i := range n {
-		first := device.NodeID(2 * i)
+		first, name := device.NodeID(2*i), string(rune('a'+i))
+		if i >= 26 {
+			name = fmt.Sprint("h", i)
+		}
 		r.table = append(r.table, Host{
-			Name: string(rune('a' + i)), Nodes: Range{first, first + 1},
+			Name: name, Nodes: Range{first, first + 1},
 			PDIDs: [2]device.PDID{device.PDID(0x100 * (i + 1)), device.PDID(0x100*(i+1) + 0xff)},
 		})
 	}
@@ -276,12 +281,15 @@ func (r *rig) start(i int, table Table, with func(*Config)) *host {
 		Identity: Identity{Nodes: e.Nodes, PDIDs: e.PDIDs},
 		Timing:   timing,
 		Told:     func(from string, m []byte) { h.add(got{told: from + ":" + string(m)}) },
-		Changed:  func(from string, up bool) { h.add(got{changed: &up, told: from}) },
-		May:      func(host string, p atomics.Protection) bool { return p != closedTree },
-		Log:      slog.New(slog.NewTextHandler(testLog{r.t}, nil)),
+		Changed: func(from string, s State) {
+			up := s == Up
+			h.add(got{changed: &up, idle: s == Idle, told: from})
+		},
+		May: func(host string, p atomics.Protection) bool { return p != closedTree },
+		Log: slog.New(slog.NewTextHandler(testLog{r.t}, nil)),
 	}
 	if r.standard {
-		cfg.Timing = Timing{}
+		cfg.Timing = Timing{Idle: r.idle}
 	}
 	if with != nil {
 		with(&cfg)
@@ -335,9 +343,19 @@ func (h *host) stop() {
 	<-h.ended
 }
 
+// host returns the host of a name, nil if there is none.
+func (r *rig) host(name string) *host {
+	for i, h := range r.table {
+		if h.Name == name {
+			return r.hosts[i].Load()
+		}
+	}
+	return nil
+}
+
 // connect does what exanet-hostd does.
 func (r *rig) connect(from *host, w Want) {
-	to := r.hosts[w.Host[0]-'a'].Load()
+	to := r.host(w.Host)
 	if to == nil || to.ctx.Err() != nil {
 		from.Failed(w.Host, w.UDP, "connection refused")
 		return

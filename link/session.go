@@ -21,13 +21,17 @@ const (
 	classHigh = 0
 	classBulk = 1
 	classes   = 2
+	// classKnock is that of a connection that only asks the other side to dial.
+	classKnock = 2
+	places     = 3
 )
 
 // Sizes of batches (defined by this project). A connection whose sink keeps all its batches is not
 // read.
 const (
 	maxBatches  = 4
-	batchFirst  = 20 << 10 // until a batch is full for the first time
+	batchFirst  = 1 << 10 // of an idle connection; each batch that is full makes the next ones larger
+	batchGrowth = 16
 	batchSize   = 128 << 10
 	batchFrames = 512
 	spareSize   = 64 << 10 // for blocks of which packets are missing
@@ -51,6 +55,14 @@ type conn struct {
 
 // close closes the connection without waiting for the peer.
 func (c *conn) close() { hangUp(c.raw) }
+
+// finish closes a connection of which both sides have sent all, without taking back what is on its way.
+func (c *conn) finish() {
+	if t, ok := c.raw.(*net.TCPConn); ok {
+		_ = t.SetLinger(-1)
+	}
+	_ = c.raw.Close()
+}
 
 // hangUp closes a socket. Another process may have the same socket, and may have made it blocking:
 // Close would then wait for a reader that is in the kernel, or for the peer. Shutdown ends the reader,
@@ -158,7 +170,8 @@ type session struct {
 	answering  atomic.Bool   // the sink is to answer it
 	unanswered atomic.Bool
 	started    time.Time
-	watched    bool            // it came up
+	sealed     atomic.Bool     // the link is being closed: the queues keep what is added
+	finished   atomic.Int32    // readers and writers that have seen the last record
 	before     [classes]uint64 // bytes that the queues had carried
 }
 
@@ -166,6 +179,23 @@ func (s *session) fail(err error) {
 	select {
 	case s.ended <- err:
 	default:
+	}
+}
+
+// seal begins to close a link that nothing uses: each side sends all that its queues have, and then that
+// it is idle. When both have, the session ends and nothing is lost.
+func (s *session) seal() {
+	if !s.sealed.Swap(true) {
+		for _, q := range s.p.queues {
+			q.seal()
+		}
+	}
+}
+
+// finish counts a reader or writer that has seen the last record.
+func (s *session) finish() {
+	if s.finished.Add(1) == 2*classes {
+		s.fail(errIdle)
 	}
 }
 
@@ -196,6 +226,7 @@ func (s *session) send(q *queue, write func([]byte) error, flush func() error) e
 	for {
 		var open bool
 		if list, open = q.take(list); !open {
+			s.finish()
 			return nil
 		}
 		if err := flush(); err != nil {
@@ -245,14 +276,14 @@ func (b *batch) next() *wire.Frame {
 
 // reader reads one connection.
 type reader struct {
-	s     *session
-	c     *conn
-	free  chan *batch
-	made  int
-	large bool
-	rest  []byte // at the end of the batch before, which only the reader writes
-	err   error  // ends the reader
-	left  func() // goes on reading on another goroutine
+	s    *session
+	c    *conn
+	free chan *batch
+	made int
+	size int    // of batches
+	rest []byte // at the end of the batch before, which only the reader writes
+	err  error  // ends the reader
+	left func() // goes on reading on another goroutine
 }
 
 // takeBatch takes a batch that the sink has returned to free. Without one it makes one, or, if all have
@@ -284,11 +315,8 @@ func (r *reader) batch() *batch {
 		return nil
 	}
 	b.end, b.n, b.used = 0, 0, 0
-	switch {
-	case r.large && len(b.buf) < batchSize:
-		b.buf = make([]byte, batchSize)
-	case len(b.buf) == 0:
-		b.buf = make([]byte, batchFirst)
+	if n := max(r.size, len(r.rest)); len(b.buf) < n {
+		b.buf = make([]byte, n)
 	}
 	return b
 }
@@ -313,11 +341,16 @@ func (r *reader) run() error {
 			if b.n == 0 && b.end == 0 && r.c.idle.Swap(false) {
 				r.shrink(b)
 			}
+			if b.end == len(b.buf) { // a record is longer
+				b.buf = append(b.buf, make([]byte, maxRecord)...)
+			}
 			var n int
 			n, err = r.c.read(b.buf[b.end:])
 			b.end += n
 			r.s.p.octetsIn.Add(uint64(n))
-			r.large = r.large || b.end == len(b.buf)
+			if b.end == len(b.buf) {
+				r.size = min(batchGrowth*r.size, batchSize)
+			}
 			var bad error
 			if start, bad = r.parse(b, start); bad != nil {
 				err = bad
@@ -338,6 +371,9 @@ func (r *reader) run() error {
 // reason explains why the reader ends.
 func (r *reader) reason() error {
 	switch {
+	case errors.Is(r.err, errIdle):
+		r.s.finish()
+		return nil
 	case errors.Is(r.err, errRecord):
 		r.s.p.bad.Add(1)
 		return r.err
@@ -349,7 +385,7 @@ func (r *reader) reason() error {
 
 // shrink frees the buffers of an idle connection, but for a small one.
 func (r *reader) shrink(b *batch) {
-	r.large = false
+	r.size = batchFirst
 	b.spare = nil
 	if len(b.buf) > batchFirst {
 		b.buf = make([]byte, batchFirst)
@@ -432,9 +468,13 @@ func (s *session) control(class, kind int, content []byte) error {
 			s.p.rtt.Store(int64(time.Since(s.started)) - int64(v))
 		}
 	case kind == recordTold && class == classHigh:
+		s.p.told.Add(1)
 		if told := s.p.l.cfg.Told; told != nil {
 			told(s.p.host.Name, content)
 		}
+	case kind == recordIdle && s.p.udp == nil:
+		s.seal()
+		return errIdle
 	default:
 		return fmt.Errorf("%w: type %d on a connection that is in use", errRecord, kind)
 	}

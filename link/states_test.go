@@ -31,6 +31,7 @@ type cable struct {
 	mu   sync.Mutex
 	cond sync.Cond
 	cut  bool
+	all  []*end
 }
 
 func newCable() *cable {
@@ -60,6 +61,9 @@ type end struct {
 func (c *cable) pair() (net.Conn, net.Conn) {
 	a, b := &end{c: c}, &end{c: c}
 	a.peer, b.peer = b, a
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, a, b)
 	return a, b
 }
 
@@ -119,17 +123,20 @@ func (e *end) SetReadDeadline(t time.Time) error { return e.SetDeadline(t) }
 func (e *end) RemoteAddr() net.Addr              { return &net.UnixAddr{} }
 
 // cabled is a rig of two hosts on a cable, with the standard times and a clock of the test.
-func cabled(t *testing.T, f func(r *rig, c *cable, a, b *host)) {
+func cabled(t *testing.T, f func(r *rig, c *cable, a, b *host)) { cabledFor(t, 0, f) }
+
+// cabledFor is cabled with Timing.Idle, and then without TLS: many links come up soon.
+func cabledFor(t *testing.T, idle time.Duration, f func(r *rig, c *cable, a, b *host)) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, 2, true)
-		r.standard = true
+		r := newRig(t, 2, idle == 0)
+		r.standard, r.idle = true, idle
 		c := newCable()
 		r.dial = func(w Want, from *host) bool {
 			c.mu.Lock()
 			cut := c.cut
 			c.mu.Unlock()
-			to := r.hosts[1].Load()
-			if cut || to == nil {
+			to := r.host(w.Host)
+			if cut || to == nil || to.ctx.Err() != nil {
 				from.Failed(w.Host, w.UDP, "no route to host")
 				return true
 			}

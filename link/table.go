@@ -64,9 +64,10 @@ type State string
 const (
 	Connecting  State = "connecting"
 	Up          State = "up"
+	Idle        State = "idle"        // closed since nothing uses it; the first frame brings it up
 	Unreachable State = "unreachable" // no link for Timing.Unreachable
-	Draining    State = "draining"    // up, and no new transfers begin
-	Drained     State = "drained"     // up, and no transfer is under way
+	Draining    State = "draining"    // up or idle, and no new transfers begin
+	Drained     State = "drained"     // up or idle, and no transfer is under way
 	CutOff      State = "cut"         // by Cut
 	Gone        State = "gone"        // no longer in the table
 )
@@ -180,11 +181,10 @@ func (p *peer) same(h Host, v, old *view) bool {
 
 // info returns the state of the link.
 func (p *peer) info(v *view) Info {
-	p.look()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := Info{
-		Host: p.host.Name, Address: p.address, Nodes: p.host.Nodes, State: p.state, Since: p.since,
+		Host: p.host.Name, Address: *p.address.Load(), Nodes: p.host.Nodes, State: p.state, Since: p.since,
 		LastError: p.err, LastErrorAt: p.errAt, TLS: v.keys != nil, UDP: p.host.UDP, RTT: time.Duration(p.rtt.Load()), Connects: p.connects,
 		FramesReceived: p.framesIn.Load(), BytesReceived: p.octetsIn.Load(), Forged: p.forged.Load(), Bad: p.bad.Load(),
 	}

@@ -31,9 +31,7 @@ const (
 // datagrams starts the goroutines of a session with UDP.
 func (s *session) datagrams() error {
 	p := s.p
-	p.mu.Lock()
 	socket := p.socket
-	p.mu.Unlock()
 	if socket == nil {
 		return errors.New("no UDP socket")
 	}

@@ -1,5 +1,7 @@
 package link
 
+import "time"
+
 // Numbers of looks at a session, one each Timing.Heartbeat (spec/hosts.md 1).
 const (
 	beatLooks   = 7  // from one heartbeat of an idle connection to the next
@@ -17,11 +19,17 @@ type vigil struct {
 	sent  uint64          // frames at the last look
 	moved uint64          // frames sent and received at the last regular heartbeat
 	owed  int             // looks since the heartbeat that is unanswered, and since the last byte
+	rest  int             // regular heartbeats since frames or messages went
+	ends  int             // looks since the link is being closed
 }
 
 // look returns false if the session is dead.
 func (v *vigil) look() bool {
 	p := v.s.p
+	if v.s.sealed.Load() { // no heartbeat is answered any more
+		v.ends++
+		return v.ends < deadLooks
+	}
 	for class, c := range v.s.conns {
 		// Only a reader that waits for bytes can miss them.
 		if n := c.octets.Load(); n != v.seen[class] || !c.reading.Load() {
@@ -39,11 +47,19 @@ func (v *vigil) look() bool {
 	sent := p.sent()
 	regular := v.looks%beatLooks == 0
 	if regular {
-		moved := sent + p.framesIn.Load()
+		moved := sent + p.framesIn.Load() + p.told.Load()
 		for _, c := range v.s.conns {
 			c.idle.Store(moved == v.moved)
 		}
+		if v.rest++; moved != v.moved {
+			v.rest = 0
+		}
 		v.moved = moved
+		unused := time.Duration(v.rest*beatLooks)*p.l.cfg.Timing.Heartbeat >= p.l.cfg.Timing.Idle
+		if unused && p.udp == nil && p.queues[classHigh].empty() && p.queues[classBulk].empty() {
+			v.s.seal()
+			return true
+		}
 	}
 	if regular || sent != v.sent && !v.s.unanswered.Load() {
 		v.s.beat(classHigh)

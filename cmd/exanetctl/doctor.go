@@ -128,7 +128,7 @@ func hostsCheck(h *control.Hosts) check {
 	c := check{Name: "hosts", Verdict: verdictOK, Need: "transfers to other hosts"}
 	var away []string
 	for i := range h.Hosts {
-		if s := h.Hosts[i].State; s != control.HostUp {
+		if s := h.Hosts[i].State; s != control.HostUp && s != control.HostIdle {
 			away = append(away, h.Hosts[i].Name+" "+s)
 		}
 	}
@@ -143,7 +143,7 @@ func hostsCheck(h *control.Hosts) check {
 		c.Verdict, c.Found = verdictWarning, strings.Join(away, ", ")
 		c.Remedy = "exanetctl host -o wide shows the last error of each link"
 	default:
-		c.Found = plural(len(h.Hosts), "other host") + ", all links up"
+		c.Found = plural(len(h.Hosts), "other host") + ", all links up or idle"
 	}
 	return c
 }

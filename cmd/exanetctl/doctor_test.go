@@ -85,6 +85,7 @@ func TestJudge(t *testing.T) {
 		{"an old kernel has no folios", "folios", verdictLater, "6.11", func(f *facts) { f.FoliosShared = folios.Setting{} }},
 		{"no provider", "libfabric", verdictLater, "libexanet-fi", func(f *facts) { f.Provider = "" }},
 		{"hosts", "hosts", verdictOK, "", func(f *facts) { f.Hosts = linked(control.HostUp) }},
+		{"an idle link", "hosts", verdictOK, "", func(f *facts) { f.Hosts = linked(control.HostIdle) }},
 		{"a certificate that ends", "hosts", verdictWarning, "docs/hosts.md", func(f *facts) {
 			f.Hosts = linked(control.HostUp)
 			f.Hosts.Certificate, f.Hosts.CertificateLeftNS = "of host a", int64(29*24*time.Hour)

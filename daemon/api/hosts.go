@@ -96,6 +96,7 @@ func (s *scrape) hosts(r control.Hosts) {
 		h := &r.Hosts[i]
 		up := h.State == control.HostUp || h.State == control.HostDraining || h.State == control.HostDrained
 		s.gauge("link_up", "1 while the link to a host is up", flag(up), "host", h.Name)
+		s.gauge("link_idle", "1 while the link to a host is closed since nothing uses it", flag(h.State == control.HostIdle), "host", h.Name)
 		s.gauge("link_unreachable", "1 while a host cannot be reached: transfers to it wait", flag(h.State == control.HostUnreachable), "host", h.Name)
 		s.gauge("link_rtt_seconds", "round trip of the last heartbeat of the link; 0: there was none yet", float64(h.RTTNS)/1e9, "host", h.Name)
 		s.gauge("link_queued_bytes", "bytes that wait to be sent", float64(h.QueuedHighBytes), "host", h.Name, "class", "high")

@@ -198,6 +198,7 @@ type GSASArea struct {
 const (
 	HostConnecting  = "connecting"  // its connections are being made
 	HostUp          = "up"          // transfers run
+	HostIdle        = "idle"        // closed, since nothing has used it for a minute; the next transfer brings it up
 	HostUnreachable = "unreachable" // without a connection for 5 s; transfers wait
 	HostDraining    = "draining"    // no new transfers begin
 	HostDrained     = "drained"     // and none is under way
@@ -212,7 +213,7 @@ type Host struct {
 	Address         string `json:"address"`
 	FirstNode       uint32 `json:"first_node_id"` // of its nodes
 	LastNode        uint32 `json:"last_node_id"`
-	State           string `json:"state"`    // connecting, up, unreachable, draining, drained, cut, gone
+	State           string `json:"state"`    // connecting, up, idle, unreachable, draining, drained, cut, gone
 	SinceNS         int64  `json:"since_ns"` // how long it has been in this state
 	TLS             bool   `json:"tls"`
 	UDP             bool   `json:"udp"`          // frames travel in datagrams

@@ -141,7 +141,7 @@ func newSettings(f *hosts.File, name string) (*settings, error) {
 	if err != nil {
 		return nil, err
 	}
-	credentials, err := f.Credentials(name, time.Now())
+	credentials, err := f.Credentials(name)
 	return &settings{f, self, table, credentials}, err
 }
 

@@ -30,6 +30,24 @@ type keys struct {
 	revoked []string
 }
 
+// Check reports why the credentials of a table are not those of a host: they do not belong together, are not
+// valid now, are revoked, or have other nodes.
+func (t *Table) Check(h Host) error {
+	_, err := t.keysOf(h)
+	return err
+}
+
+func (t *Table) keysOf(h Host) (*keys, error) {
+	k, err := newKeys(t, h)
+	if err == nil {
+		err = k.trusts(append([]*x509.Certificate{k.leaf}, k.between...))
+	}
+	if err == nil {
+		err = k.permits([]*x509.Certificate{k.leaf}, h)
+	}
+	return k, err
+}
+
 // newKeys parses and checks the credentials of a table with TLS.
 func newKeys(t *Table, self Host) (*keys, error) {
 	if t.Credentials == nil {

@@ -2,7 +2,6 @@ package link
 
 import (
 	"cmp"
-	"crypto/x509"
 	"fmt"
 	"slices"
 	"time"
@@ -142,14 +141,8 @@ func newView(t Table, id Identity) (*view, error) {
 	if !t.TLS {
 		return v, nil
 	}
-	k, err := newKeys(&t, v.self)
-	if err == nil {
-		err = k.trusts(append([]*x509.Certificate{k.leaf}, k.between...))
-	}
-	if err == nil {
-		err = k.permits([]*x509.Certificate{k.leaf}, v.self)
-	}
-	v.keys = k
+	var err error
+	v.keys, err = t.keysOf(v.self)
 	return v, err
 }
 

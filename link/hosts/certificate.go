@@ -15,10 +15,10 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/link"
 	"github.com/exanet/pfd/link/handover"
 )
 
@@ -130,9 +130,8 @@ func nodesURI(cluster string, nodes [2]device.NodeID) *url.URL {
 }
 
 // Credentials reads the certificate and the key of host self and the certificate of the CA, and
-// checks that they belong together and to the host at time now. Without TLS it returns nil. Errors
-// match ErrFile.
-func (f *File) Credentials(self string, now time.Time) (*handover.Credentials, error) {
+// checks them as pfd does. Without TLS it returns nil. Errors match ErrFile.
+func (f *File) Credentials(self string) (*handover.Credentials, error) {
 	h, err := f.Find(self)
 	if err != nil || !f.Secure() {
 		return nil, err
@@ -158,49 +157,10 @@ func (f *File) Credentials(self string, now time.Time) (*handover.Credentials, e
 	if info, err := os.Stat(keyFile); err == nil && info.Mode().Perm()&0o007 != 0 {
 		return nil, f.fault(i, "key", "key %s has mode %#o, so that every user may use it: chmod 600 %s", keyFile, info.Mode().Perm(), keyFile)
 	}
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return nil, f.fault(i, "certificate", "certificate %s and key %s: %s: copy both from where they were made", certFile, keyFile, strings.TrimPrefix(err.Error(), "tls: "))
-	}
-	if err := f.checkCertificate(&pair, ca, h, now); err != nil {
-		return nil, f.fault(i, "certificate", "certificate %s: %w", certFile, err)
+	t := link.Table{Cluster: f.Cluster, Revoked: f.Revoked, Credentials: &link.Credentials{Certificate: cert, Key: key, CA: ca}}
+	if err := t.Check(link.Host{Name: h.Name, Nodes: link.Range{First: h.nodes[0], Last: h.nodes[1]}}); err != nil {
+		return nil, f.fault(i, "certificate", "certificate %s, key %s and %s: %w: set the clock if it is wrong, copy all three from where exanetctl host init was run, or remove certificate and key and make new ones by exanetctl host add",
+			certFile, keyFile, caFile, err)
 	}
 	return &handover.Credentials{Certificate: string(cert), Key: string(key), CA: string(ca)}, nil
-}
-
-// checkCertificate checks the certificate of host h by the same rules as its peers (package link).
-func (f *File) checkCertificate(pair *tls.Certificate, ca []byte, h *Host, now time.Time) error {
-	cert, roots, between := pair.Leaf, x509.NewCertPool(), x509.NewCertPool()
-	for _, der := range pair.Certificate[1:] {
-		if c, err := x509.ParseCertificate(der); err == nil {
-			between.AddCert(c)
-		}
-	}
-	if !roots.AppendCertsFromPEM(ca) {
-		return fmt.Errorf("%s has no certificate: copy ca.pem of the cluster", f.beside(f.CA, "ca.pem"))
-	}
-	const again = "remove the certificate and its key and make new ones by exanetctl host add"
-	if now.After(cert.NotAfter) {
-		return fmt.Errorf("it expired on %s: %s", cert.NotAfter.Format(time.DateOnly), again)
-	}
-	if now.Before(cert.NotBefore) {
-		return fmt.Errorf("it is valid from %s on, and the clock of this machine has %s: set the clock",
-			cert.NotBefore.Format(time.DateTime), now.Format(time.DateTime))
-	}
-	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
-		return fmt.Errorf("by %s: %w: copy both from where exanetctl host init was run, or %s", f.beside(f.CA, "ca.pem"), err, again)
-	}
-	if serial := cert.SerialNumber.Text(16); slices.Contains(f.Revoked, serial) {
-		return fmt.Errorf("it is revoked, serial number %s (line %d): %s", serial, f.line(-1, "revoked"), again)
-	}
-	var got []string
-	for _, u := range cert.URIs {
-		path, ok := strings.CutPrefix(u.Path, "/node/")
-		first, last, valid := parseRange(path, device.NodeIDMask)
-		if ok && valid && u.Scheme == "exanet" && u.Host == f.Cluster && first <= uint64(h.nodes[0]) && uint64(h.nodes[1]) <= last {
-			return nil
-		}
-		got = append(got, u.String())
-	}
-	return fmt.Errorf("it is for %s, and this host is %s: %s", strings.Join(got, ", "), nodesURI(f.Cluster, h.nodes), again)
 }

@@ -320,13 +320,13 @@ func (l *Links) valid(s *session) error {
 	return nil
 }
 
-// TakeUDP takes a UDP socket that is connected to a host of the table. It replaces the socket
-// before it.
+// TakeUDP takes a UDP socket that is connected to a host of the table, and closes it if there
+// is one already.
 func (l *Links) TakeUDP(host string, c net.Conn) {
 	useless := c
 	_ = l.change(host, func(p *peer) error { // without a host the socket is of no use
-		if p.host.UDP {
-			useless, p.socket = p.socket, c
+		if p.host.UDP && p.socket == nil {
+			useless, p.socket = nil, c
 		}
 		return nil
 	})

@@ -134,9 +134,9 @@ func TestDatagrams(t *testing.T) {
 		if err := a.Cut("b", 1); err != nil {
 			t.Fatal(err)
 		}
-		a.awaitReady(t, false)
-		a.awaitReady(t, true)
-		b.awaitInfo(t, "a", "up", func(i Info) bool { return i.Connects == 2 && i.State == Up })
+		for h, peer := range map[*host]string{a: "b", b: "a"} {
+			h.awaitInfo(t, peer, "up", func(i Info) bool { return i.Connects == 2 && i.State == Up })
+		}
 		if !tls {
 			continue
 		}
@@ -150,7 +150,7 @@ func TestDatagrams(t *testing.T) {
 			a.Send(block(0, 2, 5000, 99)) // behind them; some of it arrives
 		}
 		b.awaitInfo(t, "a", "count", func(i Info) bool { return i.FramesReceived > old.FramesReceived })
-		b.await(t, "end of the former link", func(g got) bool { return g.ready != nil && *g.ready })
+		b.await(t, "end of the former link", func(g got) bool { return g.changed != nil && *g.changed })
 		if g := b.await(t, "frame", isFrame); g.frame.ID != 99 {
 			t.Errorf("%+v", g.frame.Header)
 		}

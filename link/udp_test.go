@@ -146,10 +146,10 @@ func TestDatagrams(t *testing.T) {
 			_, _ = sent.Conn.Write(d)
 		}
 		sent.mu.Unlock()
-		for range 3 {
+		b.awaitInfo(t, "a", "count", func(i Info) bool {
 			a.Send(block(0, 2, 5000, 99)) // behind them; some of it arrives
-		}
-		b.awaitInfo(t, "a", "count", func(i Info) bool { return i.FramesReceived > old.FramesReceived })
+			return i.FramesReceived > old.FramesReceived
+		})
 		b.await(t, "end of the former link", func(g got) bool { return g.changed != nil && *g.changed })
 		if g := b.await(t, "frame", isFrame); g.frame.ID != 99 {
 			t.Errorf("%+v", g.frame.Header)

@@ -598,7 +598,7 @@ func (s *session) watch() (next *conn, err error) {
 	p := s.p
 	tick := time.NewTicker(p.l.cfg.Timing.Heartbeat)
 	defer tick.Stop()
-	v := vigil{s: s}
+	v, arrived := vigil{s: s}, p.arrived
 	for {
 		select {
 		case <-p.ctx.Done():
@@ -613,14 +613,15 @@ func (s *session) watch() (next *conn, err error) {
 				return next, err
 			}
 			p.look()
-		case c := <-p.arrived:
-			if !p.dialing(c) || c.number <= s.conns[0].number || next != nil {
+		case c := <-arrived:
+			if !p.dialing(c) || c.number <= s.conns[0].number {
 				c.close() // of a link before
 				continue
 			}
-			if next = c; !s.sealed.Load() { // else the peer has closed the link, and uses it again
+			if next = c; !s.sealed.Load() {
 				return next, errReplaced
 			}
+			arrived = nil // the peer has closed the link and uses it again: the second connection waits
 		case <-p.poked:
 			if !s.sealed.Load() {
 				p.again.Store(false)

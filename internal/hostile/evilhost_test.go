@@ -47,8 +47,8 @@ func newEvilHost(t *testing.T, etc string, list []files.Host) *evilHost {
 				e.told <- m
 			}
 		},
-		Changed: func(host string, up bool) {
-			if up {
+		Changed: func(host string, s link.State) {
+			if s == link.Up {
 				e.tell(host, tree.Message{Kind: tree.Begin, Token: tree.Token{15: 1}})
 			}
 		},

@@ -134,11 +134,13 @@ func startHost(t *testing.T, as uint32, etc string, h files.Host, groups string,
 	return w
 }
 
-// linkedTo waits until the link to another host is up.
+// linkedTo waits until the link to another host is up, or idle: the next frame brings it up.
 func (w *world) linkedTo(name string) {
 	w.until("the link is up", func() bool {
 		r, err := w.Hosts(w.ctx())
-		return err == nil && slices.ContainsFunc(r.Hosts, func(h control.Host) bool { return h.Name == name && h.State == control.HostUp })
+		return err == nil && slices.ContainsFunc(r.Hosts, func(h control.Host) bool {
+			return h.Name == name && (h.State == control.HostUp || h.State == control.HostIdle)
+		})
 	})
 }
 

@@ -28,7 +28,7 @@ const (
 // Mutants of the parts that only the simulator has, and of the machines' tables.
 var all = []mutants.Mutant{
 	mutants.Of("a queue without an end",
-		mutants.In(netFile, "{ return len(o.queues[vc])+o.coming[vc] < queueDepth }", "{ return M || len(o.queues[vc])+o.coming[vc] < queueDepth }")),
+		mutants.In(netFile, "{ return len(o.queues[vc])+o.coming[vc] < n.depth }", "{ return M || len(o.queues[vc])+o.coming[vc] < n.depth }")),
 	mutants.Of("a place in a queue that is not given back",
 		mutants.In(netFile, "	o.coming[h.vc]--\n", "	if !M {\n		o.coming[h.vc]--\n	}\n")),
 	mutants.Of("an output that waits for room is not told",
@@ -36,7 +36,7 @@ var all = []mutants.Mutant{
 	mutants.Of("a frame stays at the first node it reaches",
 		mutants.In(netFile, "to != l.To {", "to != l.To && !M {")),
 	mutants.Of("a node's own frames are forgotten at a full queue",
-		mutants.In(netFile, "	o.own[vc] = append(o.own[vc], f)\n", "	if !M || o.room(vc) {\n		o.own[vc] = append(o.own[vc], f)\n	}\n")),
+		mutants.In(netFile, "	o.own[vc] = append(o.own[vc], f)\n", "	if !M || n.room(o, vc) {\n		o.own[vc] = append(o.own[vc], f)\n	}\n")),
 	mutants.Of("one virtual channel",
 		mutants.In(topoFile, "		if !wraps {\n", "		if !wraps || M {\n")),
 	mutants.Of("the heap looks at three children",
@@ -44,7 +44,7 @@ var all = []mutants.Mutant{
 	mutants.Of("a driver that was stopped forgets what came",
 		mutants.In(eventsFile, "		n.held = append(n.held, *e)\n", "		if !M {\n			n.held = append(n.held, *e)\n		}\n")),
 	mutants.Of("a node is not told that its link takes blocks again",
-		mutants.In(netFile, "		n.tell(n.Network.Links[link].From, to, true)\n", "		if !M {\n			n.tell(n.Network.Links[link].From, to, true)\n		}\n")),
+		mutants.In(netFile, "		n.tell(n.Network.Links[link].From, to, wire.ReadyAll)\n", "		if !M {\n			n.tell(n.Network.Links[link].From, to, wire.ReadyAll)\n		}\n")),
 	mutants.Of("a transfer that waits for a link is forgotten",
 		mutants.In(readyFile, "		fw.enqueueRear(x)\n", "		if !M {\n			fw.enqueueRear(x)\n		}\n")),
 	mutants.Of("blocks in flight are counted for ever",

@@ -224,7 +224,7 @@ func (d *Directory) Join(id device.NodeID, uid uint32, token Token) (Thread, err
 	t.token = token
 	th := d.add(n, id, at, t)
 	if t.foreign != nil {
-		d.ask(t, nil)
+		d.ask(t.foreign.owner, t.id, t, nil)
 		th.number = t.foreign.last
 	}
 	return th, nil
@@ -325,7 +325,7 @@ func (d *Directory) End(id atomics.Thread) (p atomics.Protection, last bool, err
 	case t.foreign == nil:
 		d.endIfOver(t)
 	case !t.ended:
-		d.ask(t, nil)
+		d.ask(t.foreign.owner, t.id, t, nil)
 	}
 	return t.id, t.ended && t.threads == 0, nil
 }

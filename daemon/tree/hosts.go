@@ -34,10 +34,16 @@ type host struct {
 	began bool  // a Begin has come since the link is up
 
 	begun uint32 // number of the last Begin to it
-	// numbers of the last Asked to it about other hosts, by these, that are not answered
-	questions map[string]uint32
+	// what it was asked about other hosts, by these, and has not answered
+	questions map[string]question
 
 	number, count uint32 // of the last Begin from it; messages Asked since then
+}
+
+// question is an Asked whether another host has shown the token of a tree.
+type question struct {
+	tree   atomics.Protection
+	number uint32
 }
 
 // share has the threads of another host that has asked its owner for a tree.
@@ -75,11 +81,16 @@ func (d *Directory) SetHosts(hosts []Host) (e Effects) {
 		if slices.Contains(hosts, h.Host) {
 			continue
 		}
-		for _, t := range d.sorted() {
+		for _, t := range d.trees {
 			delete(t.members, name)
-			if t.foreign != nil && t.foreign.owner == name {
+		}
+		for _, o := range d.hosts {
+			delete(o.questions, name)
+		}
+		for _, t := range d.of(name) {
+			if t.foreign != nil {
 				d.lose(t, &e)
-			} else if t.shares[name] != nil {
+			} else {
 				d.drop(t, name, &e)
 			}
 		}
@@ -93,7 +104,7 @@ func (d *Directory) SetHosts(hosts []Host) (e Effects) {
 	return e
 }
 
-func newHost(h Host) *host { return &host{Host: h, questions: map[string]uint32{}} }
+func newHost(h Host) *host { return &host{Host: h, questions: map[string]question{}} }
 
 // hostOf returns the host of a node, nil if it is of this pfd, or of none.
 func (d *Directory) hostOf(id device.NodeID) *host {
@@ -141,21 +152,27 @@ func (d *Directory) tellAll(name string) {
 	clear(h.questions) // they may not have been sent, or understood
 	h.begun++
 	d.tell(name, Message{Kind: Begin, Token: d.life, Number: h.begun})
-	for _, t := range d.sorted() {
+	for _, t := range d.of(name) {
 		switch {
-		case t.foreign != nil && t.foreign.owner == name:
-			d.ask(t, nil)
+		case t.foreign != nil:
+			d.ask(name, t.id, t, nil)
 			n++
-		case t.ended && t.shares[name] != nil:
+		case t.ended:
 			d.tell(name, Message{Kind: Gone, Tree: t.id, Token: t.token.proof(), Number: t.shares[name].number})
 		}
 	}
 	d.tell(name, Message{Kind: All, Threads: n, Number: h.begun})
 }
 
-// sorted returns all trees in the order of their ids.
-func (d *Directory) sorted() []*tree {
-	return slices.SortedFunc(maps.Values(d.trees), func(a, b *tree) int { return cmp.Compare(a.id, b.id) })
+// of returns the trees of which a host is the owner, or has a share, in the order of their ids.
+func (d *Directory) of(name string) (all []*tree) {
+	for _, t := range d.trees {
+		if t.shares[name] != nil || t.foreign != nil && t.foreign.owner == name {
+			all = append(all, t)
+		}
+	}
+	slices.SortFunc(all, func(a, b *tree) int { return cmp.Compare(a.id, b.id) })
+	return all
 }
 
 // live makes the life of a directory that is new.
@@ -171,57 +188,56 @@ func (d *Directory) tell(name string, m Message) bool {
 	return h != nil && h.up && d.cfg.Tell != nil && d.cfg.Tell(name, m)
 }
 
-// ask tells the owner of a foreign tree how many threads this pfd has, and asks it whether another host has
-// shown the token, if about is not nil.
-func (d *Directory) ask(t *tree, about *host) {
+// ask tells the owner of a tree how many threads this pfd has, none if t is nil, and asks whether another
+// host has shown the token, if about is not nil.
+func (d *Directory) ask(owner string, p atomics.Protection, t *tree, about *host) {
+	d.live()
 	d.number++
-	t.foreign.last = d.number
-	m := Message{Kind: Asked, Tree: t.id, Token: t.token, Threads: uint32(t.threads), Number: d.number}
+	m := Message{Kind: Asked, Tree: p, Number: d.number}
+	if t != nil {
+		t.foreign.last = d.number
+		m.Token, m.Threads = t.token, uint32(t.threads)
+	}
 	if about != nil {
 		m.UID = uint32(about.First)
 	}
-	if d.tell(t.foreign.owner, m) && about != nil {
-		d.hosts[t.foreign.owner].questions[about.Name] = m.Number
+	if d.tell(owner, m) && about != nil {
+		d.hosts[owner].questions[about.Name] = question{p, d.number}
 	}
 }
 
-// meet makes a tree of another host known and asks its owner, also about another host if about is not nil. It
-// returns nil if no other host may have the tree.
-func (d *Directory) meet(p atomics.Protection, about *host) *tree {
-	root := atomics.Thread(p)
-	o := d.hostOf(root.Node())
-	if o == nil || root.Interface() < device.MailboxThread {
-		return nil
-	}
-	d.live()
+// meet makes a tree of another host known to this pfd, from the Asked with a number on.
+func (d *Directory) meet(p atomics.Protection, owner string, number uint32) *tree {
 	t := newTree(p)
-	t.foreign = &foreign{owner: o.Name, first: d.number + 1, acked: d.number, changed: make(chan struct{})}
+	t.foreign = &foreign{owner: owner, first: number, last: number, acked: number - 1, changed: make(chan struct{})}
 	d.trees[p] = t
-	d.ask(t, about)
 	return t
 }
 
+// ownerOf returns the host that a tree is of, nil if it is this one or none.
+func (d *Directory) ownerOf(p atomics.Protection) *host {
+	if atomics.Thread(p).Interface() < device.MailboxThread {
+		return nil
+	}
+	return d.hostOf(atomics.Thread(p).Node())
+}
+
 // May reports whether the threads of another host may use the pages of a tree: the tree is that host's, or it
-// has shown the token. If that is for a third host to say, it is asked, and May is true from its answer on.
+// has shown the token. If that is for a third host to say, it is asked, and May is true from its answer on. A
+// question that is not answered, or with no, leaves nothing here: a host may ask for any tree.
 func (d *Directory) May(name string, p atomics.Protection) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	h, t, root := d.hosts[name], d.trees[p], atomics.Thread(p).Node()
+	h, t := d.hosts[name], d.trees[p]
 	switch {
-	case h == nil || h.has(root):
+	case h == nil || h.has(atomics.Thread(p).Node()):
 		return h != nil
 	case t != nil && (t.foreign == nil || t.ended || t.members[name]):
 		return !t.ended && t.members[name]
 	}
-	o := d.hostOf(root)
-	if o == nil {
-		return false
-	}
-	if _, open := o.questions[name]; !open {
-		if t == nil {
-			d.meet(p, h)
-		} else {
-			d.ask(t, h)
+	if o := d.ownerOf(p); o != nil {
+		if _, open := o.questions[name]; !open {
+			d.ask(o.Name, p, t, h)
 		}
 	}
 	return false
@@ -235,7 +251,11 @@ func (d *Directory) Find(p atomics.Protection, ask bool) (uid uint32, wait <-cha
 	defer d.mu.Unlock()
 	t := d.trees[p]
 	if t == nil && ask {
-		t = d.meet(p, nil)
+		if o := d.ownerOf(p); o != nil {
+			d.live()
+			t = d.meet(p, o.Name, d.number+1)
+			d.ask(o.Name, p, t, nil)
+		}
 	}
 	switch {
 	case t == nil || t.ended:
@@ -284,33 +304,40 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 	if t != nil {
 		own = t.shares[name]
 	}
-	foreign := t != nil && t.foreign != nil && t.foreign.owner == name
 	about := ""
 	if m.Kind == Known || m.Kind == Gone {
-		about = h.answers(m.Number)
+		about = h.answers(m)
 	}
+	if m.Kind == Known && t == nil && d.hosts[about] != nil && m.Threads > 0 {
+		t = d.meet(m.Tree, name, m.Number)
+		for _, q := range h.questions { // later ones about the same tree
+			if q.tree == m.Tree && int32(q.number-t.foreign.last) > 0 {
+				t.foreign.last = q.number
+			}
+		}
+	}
+	foreign := t != nil && t.foreign != nil && t.foreign.owner == name
 	switch m.Kind {
 	case Begin:
 		clear(h.questions) // the answers may not have been sent
 		anew := m.Token != h.life && h.life != Token{}
 		h.life, h.began, h.number, h.count = m.Token, true, m.Number, 0
-		for _, t := range d.sorted() {
-			if s := t.shares[name]; s != nil {
-				s.stale = true
-			}
-			if f := t.foreign; f == nil || f.owner != name || t.ended {
-				continue
-			} else if anew && f.known {
+		for _, t := range d.of(name) {
+			switch f := t.foreign; {
+			case f == nil:
+				t.shares[name].stale = true
+			case t.ended:
+			case anew && f.known:
 				d.lose(t, &e)
-			} else if f.last != f.acked { // the answer may not have been sent
-				d.ask(t, nil)
+			case f.last != f.acked: // the answer may not have been sent
+				d.ask(name, t.id, t, nil)
 			}
 		}
 	case All:
 		if m.Number != h.number || m.Threads != h.count {
 			break // some were not sent: all is told again
 		}
-		for _, t := range d.sorted() {
+		for _, t := range d.of(name) {
 			if s := t.shares[name]; s != nil && s.stale {
 				d.drop(t, name, &e)
 			}
@@ -343,10 +370,10 @@ func (d *Directory) Told(name string, m Message) (e Effects) {
 	return e
 }
 
-// answers closes the question with a number, and returns the name of the host that it was about.
-func (h *host) answers(number uint32) (about string) {
-	for name, n := range h.questions {
-		if n == number {
+// answers closes the question that a message answers, and returns the name of the host that it was about.
+func (h *host) answers(m Message) (about string) {
+	for name, q := range h.questions {
+		if q == (question{m.Tree, m.Number}) {
 			about = name
 		}
 	}

@@ -597,8 +597,8 @@ func TestShareOfAHost(t *testing.T) {
 	}
 	alloc(t, d, p, 0, quota, 0)
 	d.SetHosts(nil)
-	for _, t := range d.sorted() {
-		d.Remove(t.id)
+	for p := range d.trees {
+		d.Remove(p)
 	}
 	if len(d.abroad) != 0 {
 		t.Errorf("pages of hosts that are gone: %v", d.abroad)

@@ -3,6 +3,9 @@ package tree
 import (
 	"fmt"
 	"testing"
+
+	"github.com/exanet/pfd/device"
+	"github.com/exanet/pfd/device/atomics"
 )
 
 // A host that lies about the token of its tree gets no thread that joins another one.
@@ -107,6 +110,58 @@ func TestMay(t *testing.T) {
 	if a.May(guest, p) || b.May(guest, p) {
 		t.Error("the tree has ended")
 	}
+	c.settle()
+	c.left(0, 1, 2, 3)
+}
+
+// A host's messages in the name of trees that it may not use leave nothing here, whether the link to the owner is down,
+// the owner does not answer, or it says no. The end of a tree is confirmed to the owner after any number of questions.
+func TestMayLeavesNothing(t *testing.T) {
+	c := newCluster(t, 4, 1)
+	d, guest, evil := c.dirs[1], hostName(2), hostName(3)
+	all := func() {
+		for id := device.NodeID(0); id < hostNodes; id++ {
+			for i := range device.Interfaces {
+				if p := atomics.Protection(atomics.ThreadOf(id, i)); d.May(evil, p) {
+					t.Errorf("%s may use %#x", evil, uint32(p))
+				}
+			}
+		}
+	}
+	all()
+	c.settle()
+	root := begin(t, c.dirs[0], 0, 1000)
+	p := root.Protection
+	all()
+	if len(d.trees) > 0 || len(c.wires[[2]int{1, 0}]) != 1 {
+		t.Errorf("%d trees, %d messages, want 1", len(d.trees), len(c.wires[[2]int{1, 0}]))
+	}
+	c.settle()
+	for range 3 {
+		d.May(evil, p)
+		c.settle()
+	}
+	if len(d.trees) > 0 || len(d.hosts[hostName(0)].questions) > 0 {
+		t.Errorf("%d trees and %d questions after the answer no", len(d.trees), len(d.hosts[hostName(0)].questions))
+	}
+	d.May(evil, p)
+	other := atomics.Protection(atomics.ThreadOf(3*hostNodes, device.MailboxThread)) // not the owner's
+	d.Told(hostName(0), Message{Kind: Known, Tree: other, Threads: 1, UID: 1000, Number: d.number})
+	if len(d.trees) > 0 {
+		t.Error("a host answers for a tree of another one")
+	}
+	member, err := c.join(2, 1000, root.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.May(guest, p) // yes
+	d.May(evil, p)  // no, on the way when the tree becomes known
+	c.settle()
+	if len(d.trees) != 1 || !d.May(guest, p) || d.trees[p].members[evil] {
+		t.Errorf("%d trees", len(d.trees))
+	}
+	_, _, _ = c.dirs[2].End(member.ID)
+	_, _, _ = c.dirs[0].End(root.ID)
 	c.settle()
 	c.left(0, 1, 2, 3)
 }

@@ -347,7 +347,7 @@ func (c *Config) groups() ([]domain.Group, error) {
 	}
 	text, err := os.ReadFile(c.Groups)
 	if err != nil {
-		return nil, fmt.Errorf("%w: --groups: %w", ErrConfig, err)
+		return nil, fmt.Errorf("%w: --groups: %w: name the file by --groups, or as groups in the configuration file (exanetctl host init makes one)", ErrConfig, err)
 	}
 	if text, err = plaintext.Text(text); err != nil {
 		return nil, fmt.Errorf("%w: groups in %s: %w", ErrConfig, c.Groups, err)

@@ -174,7 +174,7 @@ func (t *Thread) try(ctx context.Context, op atomics.Op, a Address, args []uint6
 			break
 		}
 		if sent && t.t.Refused(c) {
-			return answer, fmt.Errorf("%w: node %d takes no requests", ErrAddress, node)
+			return answer, fmt.Errorf("%w: node %d takes no requests, or there is no such node: exanetctl node and exanetctl host name those that there are", ErrAddress, node)
 		}
 		if time.Since(asked) >= longGap {
 			return answer, fmt.Errorf("%w: the process was stopped for %v, and the operation may have been done", ErrGone, time.Since(asked))

@@ -58,7 +58,7 @@ func (a *app) demoHosts(ctx context.Context, bin string) (err error) {
 	// The processes end with the thread that started them.
 	runtime.LockOSThread()
 	d.mesh, err = netns.New(2)
-	if errors.Is(err, netns.ErrUnsupported) && os.Geteuid() != 0 && os.Getenv(inUserNamespace) == "" {
+	if errors.Is(err, netns.ErrUnsupported) && os.Getenv(inUserNamespace) == "" {
 		return d.again(ctx)
 	}
 	if err != nil {

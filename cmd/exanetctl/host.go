@@ -80,7 +80,7 @@ func (a *app) hostCommand(more ...*cobra.Command) *cobra.Command {
 			case args[0] == r.Self:
 				return fmt.Errorf("%s is this host: `exanetctl host` lists the others", args[0])
 			default:
-				return fmt.Errorf("no host %s: `exanetctl host` lists them", args[0])
+				return fmt.Errorf("no other host %s: `exanetctl host` lists those that there are, or says why there are none", args[0])
 			}
 		}
 		if a.wantJSON() {

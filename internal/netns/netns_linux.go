@@ -37,6 +37,9 @@ func New(n int) (*Mesh, error) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		return nil, fmt.Errorf("%w: %w: install iproute2", ErrUnsupported, err)
 	}
+	if err := comeBack(); err != nil {
+		return nil, fmt.Errorf("%w: %w: run as root of the machine, or in a network namespace of your own (unshare -Urn)", ErrUnsupported, err)
+	}
 	m := &Mesh{}
 	for i := range n {
 		ns, err := unshare()
@@ -50,6 +53,19 @@ func New(n int) (*Mesh, error) {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
+}
+
+// comeBack reports whether a thread may enter the present network: one that enters another must come back, and
+// root of a user namespace may have no rights over the network outside.
+func comeBack() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	own, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	return os.NewSyscallError("setns", unix.Setns(int(own.Fd()), unix.CLONE_NEWNET))
 }
 
 // unshare returns a new network namespace.

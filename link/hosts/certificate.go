@@ -159,7 +159,7 @@ func (f *File) Credentials(self string) (*handover.Credentials, error) {
 	}
 	t := link.Table{Cluster: f.Cluster, Revoked: f.Revoked, Credentials: &link.Credentials{Certificate: cert, Key: key, CA: ca}}
 	if err := t.Check(link.Host{Name: h.Name, Nodes: link.Range{First: h.nodes[0], Last: h.nodes[1]}}); err != nil {
-		return nil, f.fault(i, "certificate", "certificate %s, key %s and %s: %w: set the clock if it is wrong, copy all three from where exanetctl host init was run, or remove certificate and key and make new ones by exanetctl host add",
+		return nil, f.fault(i, "certificate", "certificate %s, key %s and %s: %w: copy all three from where exanetctl host init was run, or remove certificate and key and make new ones by exanetctl host add; if only the time is wrong, set the clock",
 			certFile, keyFile, caFile, err)
 	}
 	return &handover.Credentials{Certificate: string(cert), Key: string(key), CA: string(ca)}, nil

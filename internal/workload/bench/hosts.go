@@ -49,7 +49,7 @@ func (r *run) hosts() (err error) {
 	}
 	mesh, err := netns.New(2)
 	if errors.Is(err, netns.ErrUnsupported) {
-		return fmt.Errorf("%w: %w: run as root", workload.ErrSkipped, err)
+		return fmt.Errorf("%w: %w", workload.ErrSkipped, err)
 	}
 	if err != nil {
 		return err

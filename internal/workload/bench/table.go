@@ -344,6 +344,9 @@ func (r *Report) title() string {
 // measured describes the machine and the figures.
 func (r *Report) measured() string {
 	m := r.Machine
+	if len(r.Tables) == 0 {
+		return fmt.Sprintf("Nothing was measured on %d processors (%s), Linux %s.\n", m.Processors, m.Processor, m.Kernel)
+	}
 	return fmt.Sprintf("Measured on %d processors (%s), Linux %s, governor %s, load %.1f at the start. Figures are\nmedians, with the ratio to the base figure in parentheses; for figures of the same rounds it is the\ndifference with its 95 %% interval. Every byte was checked; %d bytes were pinned (suites that pin excluded).\n",
 		m.Processors, m.Processor, m.Kernel, m.Governor, m.Load, r.PinnedBytes)
 }
@@ -351,7 +354,7 @@ func (r *Report) measured() string {
 // warnings describes what disturbed the measurements and which suites were skipped.
 func (r *Report) warnings() (list []string) {
 	for _, s := range r.Suites {
-		if s.Distorted != "" {
+		if s.Distorted != "" && s.Skipped == "" {
 			list = append(list, fmt.Sprintf("%s is distorted: %s.", s.Name, s.Distorted))
 		}
 		if s.Guards != 0 {

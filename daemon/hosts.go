@@ -35,7 +35,7 @@ const stateRoom = 256
 
 // hosts connects pfd to exanet-hostd, which has the network: it receives the table of hosts and
 // connected sockets for the links, and asks for connections. Links stay up while no exanet-hostd is
-// connected.
+// connected, and none that has ended or is idle can be made anew.
 type hosts struct {
 	log     *slog.Logger
 	links   *link.Links
@@ -162,8 +162,8 @@ func (h *hosts) current() *handover.Conn {
 	return h.conn
 }
 
-// ask passes what the links want, and their states, to exanet-hostd. Without it they are dropped: the
-// links want again after a pause, and at each table.
+// ask passes what the links want, and their states, to exanet-hostd. Without it they are dropped, and the error
+// of the link says so: the links want again after a pause, and at each table.
 func (h *hosts) ask(ctx context.Context) {
 	hourly := time.NewTicker(time.Hour)
 	defer hourly.Stop()
@@ -176,7 +176,9 @@ func (h *hosts) ask(ctx context.Context) {
 			h.warn(now)
 			continue
 		case w := <-h.links.Wants():
-			m.Want = &handover.Want{Host: w.Host, UDP: w.UDP}
+			if m.Want = (&handover.Want{Host: w.Host, UDP: w.UDP}); h.current() == nil {
+				h.links.Failed(w.Host, w.UDP, "no exanet-hostd is connected to pfd: start it on this host")
+			}
 		case s := <-h.changes:
 			m.State = &s
 		}
@@ -218,7 +220,7 @@ func (h *hosts) receive(ctx context.Context, conn *handover.Conn) {
 	h.mu.Unlock()
 	_ = conn.Close() // fails if replace has closed it
 	if ctx.Err() == nil {
-		h.log.Warn("exanet-hostd has left: the links stay, and no new ones are made until it is back", "hostd", pid, "err", err)
+		h.log.Warn("exanet-hostd has left: links that are up stay; those that end, or are idle, cannot be made anew until it is back", "hostd", pid, "err", err)
 	}
 }
 

@@ -173,8 +173,12 @@ func (s *server) handle(e fromPFD, dial func(*handover.Conn, handover.Want)) {
 		s.log.Error("pfd refuses the list of hosts: its flags or its pfd.toml contradict it", "file", s.o.file, "err", e.m.Refused.Text)
 	case e.m.State != nil:
 		if s.states[e.m.State.Host] != e.m.State.State && len(s.states) <= handover.MaxHosts {
+			level := slog.LevelInfo
+			if now := e.m.State.State; now == "idle" || now == "up" && s.states[e.m.State.Host] == "idle" {
+				level = slog.LevelDebug // nothing is lost
+			}
+			s.log.Log(context.Background(), level, "link", "to", e.m.State.Host, "state", e.m.State.State)
 			s.states[e.m.State.Host] = e.m.State.State
-			s.log.Info("link", "to", e.m.State.Host, "state", e.m.State.State)
 			s.notify("READY=1")
 		}
 	}

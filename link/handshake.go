@@ -114,6 +114,7 @@ func (l *Links) shake(h *pending) {
 	c, p, err := l.greet(h)
 	if err == nil && c.class == classKnock {
 		if h.dialed != nil {
+			p.knocked.Store(true)
 			linger(h.c)
 			p.release(h.number, h.class)
 		} else {
@@ -136,7 +137,11 @@ func (l *Links) shake(h *pending) {
 		h.dialed.release(h.number, h.class)
 		p = h.dialed
 	}
-	if p != nil {
+	switch {
+	case h.dialed != nil:
+		p.undialed(err)
+		return
+	case p != nil:
 		p.note(err)
 		return
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // version is the version of the protocol (spec/hosts.md 3).
-const version = 1
+const version = 2
 
 // hello is the first record of each side (spec/hosts.md 3).
 type hello struct {

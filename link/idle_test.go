@@ -1,6 +1,7 @@
 package link
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -20,6 +21,13 @@ func (c *cable) ends() int {
 		}
 	}
 	return n
+}
+
+// refuses lets f say why a host cannot dial another one, "" if it can.
+func (c *cable) refuses(f func(from, to string) string) {
+	c.mu.Lock()
+	c.refuse = f
+	c.mu.Unlock()
 }
 
 // awaitState waits until the only link of hosts is in a state. It looks rarely: the race detector does not bear
@@ -83,6 +91,84 @@ func TestIdle(t *testing.T) {
 			t.Errorf("%+v", i)
 		}
 	})
+}
+
+// A link stays up if an exanet-hostd is missing, or if the side that does not dial cannot knock. That side names
+// the cause.
+func TestIdleNeedsKnock(t *testing.T) {
+	cabled(t, func(r *rig, c *cable, a, b *host) {
+		for _, away := range []string{"a", "b", "to a"} {
+			c.refuses(func(from, to string) string {
+				if from == away || to == away || "to "+to == away {
+					return "nothing there: " + away
+				}
+				return ""
+			})
+			for range 30 {
+				time.Sleep(10 * time.Second)
+				if x, y := a.Info()[0], b.Info()[0]; x.State != Up || y.State != Up {
+					t.Fatalf("%s: %+v, %+v", away, x, y)
+				}
+			}
+			if i := b.Info()[0]; !contains(i.LastError, []string{"unused, but the link stays up", ": " + away}) {
+				t.Errorf("%s: %+v", away, i)
+			}
+			c.refuses(nil)
+			awaitState(t, Idle, a, b)
+			a.Send(block(0, 2, 500, 1))
+			awaitState(t, Up, a, b)
+		}
+	})
+}
+
+// A link that is idle is tried every ten minutes: a host that has ended meanwhile is found to be unreachable, and
+// one that cannot knock any more gets its link.
+func TestIdleIsTried(t *testing.T) {
+	cabled(t, func(r *rig, c *cable, a, b *host) {
+		awaitState(t, Idle, a, b)
+		b.remaining()
+		c.refuses(func(from, to string) string {
+			if to == "a" {
+				return "i/o timeout"
+			}
+			return ""
+		})
+		b.Send(block(2, 0, 500, 1))
+		b.awaitReady(t, false)
+		awaitState(t, Unreachable, b)
+		if i := b.Info()[0]; i.QueuedHigh != 0 || i.QueuedBulk != 0 || i.LastError != "i/o timeout" {
+			t.Errorf("%+v", i)
+		}
+		time.Sleep(10 * time.Minute)
+		awaitState(t, Up, a, b)
+		b.awaitReady(t, true)
+		c.refuses(nil)
+		awaitState(t, Idle, a, b)
+		if x, y := a.Info()[0], b.Info()[0]; x.BytesSent != y.BytesReceived || y.BytesSent != x.BytesReceived || x.QueuedBulk+y.QueuedBulk != 0 {
+			t.Errorf("%+v\n%+v", x, y)
+		}
+		b.stop()
+		time.Sleep(10 * time.Minute)
+		awaitState(t, Unreachable, a)
+	})
+}
+
+// A host of a table that comes when Links have ended does not hold anybody up.
+func TestIdleAndStopped(t *testing.T) {
+	r := newRig(t, 3, false)
+	all := r.tableOf(0)
+	few := all
+	few.Hosts = all.Hosts[:2]
+	a := r.start(0, few, nil)
+	a.stop()
+	for _, table := range []Table{all, few, all} {
+		if err := a.SetTable(table); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Cut("c", time.Second); !errors.Is(err, ErrHost) {
+		t.Error(err)
+	}
 }
 
 // Frames and messages that cross the end of a link arrive, once and in their order.

@@ -103,8 +103,10 @@ type Timing struct {
 	Handshake time.Duration
 	// Unreachable is the time after which a host without a link counts as unreachable; 5 s.
 	Unreachable time.Duration
-	// Idle is the time without a frame and a message of Tell after which a link is closed; 60 s.
-	Idle time.Duration
+	// Idle is the time without a frame and a message of Tell after which a link is closed, if the side that does
+	// not dial can knock; 60 s. Wake is the time after which the side that dials brings an idle link up, to see
+	// that it can; 10 min.
+	Idle, Wake time.Duration
 	// BackoffMin and BackoffMax are the shortest and the longest time between two Wants for one
 	// connection; 100 ms and 1 s.
 	BackoffMin, BackoffMax time.Duration
@@ -151,7 +153,7 @@ type view struct {
 func New(cfg Config) *Links {
 	t := &cfg.Timing
 	for d, standard := range map[*time.Duration]time.Duration{
-		&t.Heartbeat: 150 * time.Millisecond, &t.Handshake: 5 * time.Second, &t.Unreachable: 5 * time.Second, &t.Idle: time.Minute,
+		&t.Heartbeat: 150 * time.Millisecond, &t.Handshake: 5 * time.Second, &t.Unreachable: 5 * time.Second, &t.Idle: time.Minute, &t.Wake: 10 * time.Minute,
 		&t.BackoffMin: 100 * time.Millisecond, &t.BackoffMax: time.Second,
 	} {
 		if *d <= 0 {
@@ -188,7 +190,12 @@ func (l *Links) Run(ctx context.Context, sink Sink) error {
 
 // start starts a peer's goroutine. l.mu is held.
 func (l *Links) start(p *peer) {
-	if l.ctx == nil || l.stopped {
+	switch {
+	case l.stopped:
+		p.cancel = func() {}
+		close(p.ended)
+		return
+	case l.ctx == nil:
 		return
 	}
 	p.ctx, p.cancel = context.WithCancel(l.ctx)
@@ -335,15 +342,15 @@ func (l *Links) TakeUDP(host string, c net.Conn) {
 	}
 }
 
-// Wants returns the channel of connections that lack. Only the host with the lower node ids asks
-// for TCP connections; both ask for UDP sockets.
+// Wants returns the channel of connections that lack. The host with the higher node ids asks for a
+// TCP connection by which it asks the other one to dial.
 func (l *Links) Wants() <-chan Want { return l.wants }
 
 // Failed says that a connection that was wanted could not be made, and why. The text becomes
 // the last error of the link in Info.
 func (l *Links) Failed(host string, udp bool, text string) {
 	if p := l.peer(host); p != nil {
-		p.note(errors.New(truncate(plain(text), maxRefusal)))
+		p.undialed(errors.New(text))
 	}
 }
 

@@ -43,7 +43,8 @@ type peer struct {
 		said   wire.Ready  // the sink's last LinkReady
 		silent atomic.Bool // the peer does not answer
 	}
-	asleep atomic.Bool // a record in a queue wakes run
+	asleep  atomic.Bool // a record in a queue wakes run
+	knocked atomic.Bool // a knock has succeeded since the link is up
 
 	forged, bad, framesIn, octetsIn atomic.Uint64
 	told                            atomic.Uint64 // messages of pfds, both ways
@@ -131,13 +132,25 @@ func (p *peer) note(err error) {
 	p.l.log.Log(context.Background(), level, "link", "host", p.host.Name, "error", text)
 }
 
+// undialed notes why a connection that was wanted could not be made.
+func (p *peer) undialed(err error) {
+	p.mu.Lock()
+	up := p.state == Up && !p.dials && !p.host.UDP
+	p.mu.Unlock()
+	if up {
+		err = fmt.Errorf("unused, but the link stays up: this host could not ask host %s for it again: %w", p.host.Name, err)
+	}
+	p.note(err)
+}
+
 // claim takes a place in the link that is being dialed. The side that does not dial has the place of a
-// connection that asks the other one to dial.
+// connection that asks the other one to dial, also while a link is up.
 func (p *peer) claim() (number uint64, class int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for class, open := range p.open {
-		if p.wanting && !open && p.dials != (class == classKnock) {
+		wanting := p.wanting || !p.dials && p.state != CutOff
+		if wanting && !open && p.dials != (class == classKnock) {
 			p.open[class] = true
 			return p.number, class, true
 		}
@@ -262,7 +275,9 @@ func (p *peer) report() {
 // enter changes the phase.
 func (p *peer) enter(now phase) {
 	p.ready.Lock()
-	lost := p.ready.phase == phaseDown
+	if now == phaseUp && p.ready.phase == phaseDown {
+		p.l.sink.LinkUp(p.host.Nodes.First, p.host.Nodes.Last) // before another goroutine can report
+	}
 	p.ready.phase = now
 	p.ready.silent.Store(false)
 	p.ready.Unlock()
@@ -273,9 +288,6 @@ func (p *peer) enter(now phase) {
 	}
 	p.asleep.Store(now == phaseAsleep)
 	p.look()
-	if now == phaseUp && lost {
-		p.l.sink.LinkUp(p.host.Nodes.First, p.host.Nodes.Last)
-	}
 	p.report()
 }
 
@@ -410,7 +422,8 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 		timing  = &p.l.cfg.Timing
 		want    = time.Now().Add(first) // of the next Want
 		asked   time.Time               // of the last one
-		partial time.Time               // since when one connection is there
+		wake    = time.Now().Add(timing.Wake)
+		partial time.Time // since when one connection is there
 		timer   = time.NewTimer(0)
 	)
 	defer timer.Stop()
@@ -435,7 +448,7 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 			drop()
 		}
 		switch one := have[0] != nil || have[1] != nil; {
-		case p.ready.phase == phaseAsleep && (one || p.again.Swap(false) || !p.queues[classHigh].empty() || !p.queues[classBulk].empty()):
+		case p.ready.phase == phaseAsleep && (one || p.again.Swap(false) || p.dials && now.After(wake) || !p.queues[classHigh].empty() || !p.queues[classBulk].empty()):
 			p.enter(phaseWaking)
 			want = now
 		case p.ready.phase == phaseWaking && p.state == Unreachable:
@@ -554,6 +567,7 @@ func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
 			level = slog.LevelDebug
 		}
 		p.again.Store(false)
+		p.knocked.Store(false)
 		p.enter(phaseUp)
 		p.l.log.Log(context.Background(), level, "link up", "host", p.host.Name, "nodes", p.host.Nodes)
 		p.tellChanged(Up)

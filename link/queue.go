@@ -39,7 +39,7 @@ type queue struct {
 	bytes   int      // in chunks, and in the writer's hands
 	full    bool
 
-	frames, octets, dropped uint64 // accepted frames and bytes; frames that were refused
+	frames, octets, dropped uint64 // accepted frames, written bytes, frames that were refused
 }
 
 func newQueue(size int) *queue {
@@ -137,7 +137,6 @@ func (q *queue) room(n, first int) *[]byte {
 // added accounts for n bytes. The writer is woken if that does not wait for flush.
 func (q *queue) added(n int, wake bool) put {
 	q.bytes += n
-	q.octets += uint64(n)
 	if wake {
 		q.filled.Signal()
 	}
@@ -201,7 +200,9 @@ func (q *queue) take(list [][]byte) ([][]byte, bool) {
 
 // put takes a chunk that has been written.
 func (q *queue) put(c []byte) {
-	q.bytes -= len(c)
+	if q.octets += uint64(len(c)); q.open {
+		q.bytes -= len(c)
+	}
 	if len(q.free) < keepChunk && cap(c) <= chunkSize && (cap(c) >= firstSize || q.cut != nil) {
 		q.free = append(q.free, c[:0])
 	}
@@ -220,7 +221,7 @@ func (q *queue) written(c []byte) (ready bool) {
 	return false
 }
 
-// total returns the bytes that were ever queued.
+// total returns the bytes that were ever written.
 func (q *queue) total() uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -242,7 +243,7 @@ func (q *queue) begin(direct func([]byte) (bool, error)) {
 func (q *queue) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.open = false
+	q.open, q.bytes = false, 0
 	clear(q.chunks)
 	q.chunks, q.last, q.free, q.direct, q.sealed = q.chunks[:0], nil, nil, nil, false
 	q.filled.Broadcast()

@@ -21,6 +21,8 @@ const (
 	recordAnswer  = 5 // to a heartbeat
 	recordTold    = 6
 	recordIdle    = 7 // the last one of a connection
+
+	beatSpare = 1 // content of a heartbeat of class bulk: the sender can do without the link
 )
 
 // The layout of records (spec/hosts.md 2). Offsets in a frame's record count from the record's

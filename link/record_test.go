@@ -194,7 +194,7 @@ func putCRC(b []byte) {
 // FuzzHello reads the first record of a connection from anybody, judges it, and the texts are
 // printable and short.
 func FuzzHello(f *testing.F) {
-	own := &hello{Version: 1, Cluster: "c", Host: "a", Nodes: [2]device.NodeID{0, 1}, Link: "0123456789abcdef"}
+	own := &hello{Version: version, Cluster: "c", Host: "a", Nodes: [2]device.NodeID{0, 1}, Link: "0123456789abcdef"}
 	f.Add(appendControl(nil, recordHello, encodeHello(own)))
 	f.Add(appendControl(nil, recordRefusal, []byte("no\x00\xff")))
 	f.Fuzz(func(t *testing.T, b []byte) {

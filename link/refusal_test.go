@@ -249,17 +249,21 @@ func TestOtherVersion(t *testing.T) {
 	log := &textLog{}
 	table := r.tableOf(1)
 	b := r.start(1, table, func(c *Config) { c.Log = log.logger() })
-	c := r.raw(b, "", nil)
-	defer c.close()
-	if err := c.record(recordHello, []byte(`{"version":7,"host":"a","future":[1,2]}`)); err != nil {
-		t.Fatal(err)
+	for _, v := range []string{"7", "1"} { // 1 had no idle links
+		c := r.raw(b, "", nil)
+		defer c.close()
+		if err := c.record(recordHello, []byte(`{"version":`+v+`,"host":"a","future":[1,2]}`)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := readRecord(c.stream, recordHello)
+		want := []string{"host a has " + v, "host b expects 2", "install the same version"}
+		if err == nil || !contains(err.Error(), want) {
+			t.Errorf("the other side learns %v", err)
+		}
+		if v == "7" { // later strangers are not warned of at once
+			log.await(t, want)
+		}
 	}
-	_, err := readRecord(c.stream, recordHello)
-	want := []string{"host a has 7", "host b expects 1", "install the same version"}
-	if err == nil || !contains(err.Error(), want) {
-		t.Errorf("the other side learns %v", err)
-	}
-	log.await(t, want)
 }
 
 // A connection that says nothing, or garbage, is closed, however many there are; a link that is up

@@ -170,6 +170,8 @@ type session struct {
 	answering  atomic.Bool   // the sink is to answer it
 	unanswered atomic.Bool
 	started    time.Time
+	spare      bool            // this side can do without the link; watch's
+	agreed     atomic.Bool     // the peer can
 	sealed     atomic.Bool     // the link is being closed: the queues keep what is added
 	finished   atomic.Int32    // readers and writers that have seen the last record
 	before     [classes]uint64 // bytes that the queues had carried
@@ -247,12 +249,16 @@ func (s *session) send(q *queue, write func([]byte) error, flush func() error) e
 
 // beat sends a heartbeat on a connection.
 func (s *session) beat(class int) {
-	now := uint64(time.Since(s.started))
-	if class == classHigh {
-		s.pinged.Store(now)
+	content := uint64(0)
+	switch {
+	case class == classHigh:
+		content = uint64(time.Since(s.started))
+		s.pinged.Store(content)
 		s.unanswered.Store(true)
+	case s.spare:
+		content = beatSpare
 	}
-	s.p.control(class, recordBeat, binary.LittleEndian.AppendUint64(nil, now))
+	s.p.control(class, recordBeat, binary.LittleEndian.AppendUint64(nil, content))
 }
 
 // batch is a buffer with the frames whose payloads lie in it.
@@ -461,6 +467,7 @@ func (s *session) control(class, kind int, content []byte) error {
 			s.p.control(classHigh, recordAnswer, binary.LittleEndian.AppendUint64(nil, s.asked.Load()))
 		})
 	case kind == recordBeat:
+		s.agreed.Store(binary.LittleEndian.Uint64(content) == beatSpare)
 		s.p.control(class, recordAnswer, content)
 	case kind == recordAnswer:
 		if v := binary.LittleEndian.Uint64(content); class == classHigh && v == s.pinged.Load() {

@@ -32,6 +32,8 @@ type cable struct {
 	cond sync.Cond
 	cut  bool
 	all  []*end
+
+	refuse func(from, to string) string // why a host cannot dial another one, "" if it can
 }
 
 func newCable() *cable {
@@ -133,9 +135,16 @@ func cabledFor(t *testing.T, idle time.Duration, f func(r *rig, c *cable, a, b *
 		c := newCable()
 		r.dial = func(w Want, from *host) bool {
 			c.mu.Lock()
-			cut := c.cut
+			cut, text := c.cut, ""
+			if c.refuse != nil {
+				text = c.refuse(from.name, w.Host)
+			}
 			c.mu.Unlock()
 			to := r.host(w.Host)
+			if text != "" {
+				from.Failed(w.Host, w.UDP, text)
+				return true
+			}
 			if cut || to == nil || to.ctx.Err() != nil {
 				from.Failed(w.Host, w.UDP, "no route to host")
 				return true

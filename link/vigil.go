@@ -1,7 +1,5 @@
 package link
 
-import "time"
-
 // Numbers of looks at a session, one each Timing.Heartbeat (spec/hosts.md 1).
 const (
 	beatLooks   = 7  // from one heartbeat of an idle connection to the next
@@ -55,8 +53,7 @@ func (v *vigil) look() bool {
 			v.rest = 0
 		}
 		v.moved = moved
-		unused := time.Duration(v.rest*beatLooks)*p.l.cfg.Timing.Heartbeat >= p.l.cfg.Timing.Idle
-		if unused && p.udp == nil && p.queues[classHigh].empty() && p.queues[classBulk].empty() {
+		if v.spare(); v.s.spare && v.s.agreed.Load() && p.queues[classHigh].empty() && p.queues[classBulk].empty() {
 			v.s.seal()
 			return true
 		}
@@ -76,6 +73,17 @@ func (v *vigil) look() bool {
 		p.report()
 	}
 	return true
+}
+
+// spare finds out if this side can do without the link: nothing uses it, and the side that does not dial has just
+// knocked, so that both have an exanet-hostd. It tries that once in Timing.Idle.
+func (v *vigil) spare() {
+	p := v.s.p
+	most := int(p.l.cfg.Timing.Idle/(beatLooks*p.l.cfg.Timing.Heartbeat)) + 1
+	unused := p.udp == nil && v.rest >= most
+	if v.s.spare = unused && (p.dials || p.knocked.Load()); unused && !v.s.spare && v.rest%most == 0 {
+		p.l.want(Want{Host: p.host.Name})
+	}
 }
 
 // sent returns the number of frames that were queued.

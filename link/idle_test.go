@@ -3,8 +3,11 @@ package link
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/exanet/pfd/device"
@@ -171,12 +174,55 @@ func TestIdleAndStopped(t *testing.T) {
 	}
 }
 
+// A host that says idle at once, again and again, is not dialed without pauses.
+func TestIdleAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 2, false)
+		r.standard, r.pipe = true, true
+		var links atomic.Int32
+		r.dial = func(w Want, from *host) bool {
+			x, y := r.pair()
+			from.Take(x, w.Host)
+			go func() {
+				defer y.Close()
+				content, err := readRecord(y, recordHello)
+				if err != nil {
+					return
+				}
+				h, err := decodeHello(content)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				h.Host, h.Nodes, h.PDIDs = "b", [2]device.NodeID{2, 3}, r.table[1].PDIDs
+				_, _ = y.Write(appendControl(nil, recordHello, encodeHello(h)))
+				if _, err := readRecord(y, recordReady); err != nil {
+					return
+				}
+				links.Add(1)
+				_, _ = y.Write(appendControl(nil, recordIdle, nil))
+				_, _ = io.Copy(io.Discard, y)
+			}()
+			return true
+		}
+		a := r.start(0, r.tableOf(0), nil)
+		for range 500 {
+			a.Send(block(0, 2, 500, 1))
+			time.Sleep(10 * time.Millisecond)
+		}
+		a.stop()
+		if n := links.Load() / 2; n < 2 || n > 20 {
+			t.Errorf("%d links in 5 s", n)
+		}
+	})
+}
+
 // Frames and messages that cross the end of a link arrive, once and in their order.
 func TestIdleCrossing(t *testing.T) {
 	cabledFor(t, 2*time.Second, func(r *rig, c *cable, a, b *host) {
 		for n := range 200 {
 			// Looks come every 150 ms, and the link is closed at one of them.
-			time.Sleep(1500*time.Millisecond + time.Duration(rand.IntN(20))*150*time.Millisecond)
+			time.Sleep(2500*time.Millisecond + time.Duration(rand.IntN(20))*150*time.Millisecond)
 			for i, h := range []*host{a, b} {
 				from, to := device.NodeID(2*i), device.NodeID(2-2*i)
 				for k := range 3 {

@@ -450,7 +450,6 @@ func (p *peer) await(have *[classes]*conn, first time.Duration, backoff *time.Du
 		switch one := have[0] != nil || have[1] != nil; {
 		case p.ready.phase == phaseAsleep && (one || p.again.Swap(false) || p.dials && now.After(wake) || !p.queues[classHigh].empty() || !p.queues[classBulk].empty()):
 			p.enter(phaseWaking)
-			want = now
 		case p.ready.phase == phaseWaking && p.state == Unreachable:
 			p.lose()
 			p.tellChanged(Connecting)

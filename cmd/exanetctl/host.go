@@ -27,7 +27,7 @@ func hostListing() *listing[control.Host] {
 			}},
 			{"ADDRESS", 7, func(h *host) any { return h.Address }},
 			{"STATE", 0, func(h *host) any { return h.State }},
-			{"FOR", 1, func(h *host) any { return duration(h.SinceNS, time.Millisecond) }},
+			{"FOR", 2, func(h *host) any { return duration(h.SinceNS, time.Millisecond) }},
 			{"TRANSPORT", 8, func(h *host) any {
 				transport := "TCP"
 				if h.TLS {
@@ -38,24 +38,29 @@ func hostListing() *listing[control.Host] {
 				}
 				return transport
 			}},
-			{"RTT_US", 2, func(h *host) any {
+			{"RTT_US", 3, func(h *host) any {
 				if h.RTTNS == 0 {
 					return unmeasured
 				}
 				return micros(h.RTTNS)
 			}},
-			{"SENT", 3, func(h *host) any { return bytesCell(h.BytesSent) }},
-			{"RECEIVED", 3, func(h *host) any { return bytesCell(h.BytesReceived) }},
+			{"SENT", 4, func(h *host) any { return bytesCell(h.BytesSent) }},
+			{"RECEIVED", 4, func(h *host) any { return bytesCell(h.BytesReceived) }},
 			{"QUEUED", 6, func(h *host) any { return bytesCell(uint64(h.QueuedHighBytes + h.QueuedBulkBytes)) }},
 			{"CONNECTS", 5, func(h *host) any { return h.Connects }},
 			{"DROPPED", 5, func(h *host) any { return h.Dropped }},
 			{"FORGED", 9, func(h *host) any { return h.Forged }},
 			{"BAD", 9, func(h *host) any { return h.Bad }},
-			{"ERROR", 4, func(h *host) any {
-				return when(h.Error != "", fmt.Sprintf("%s (%v ago)", h.Error, time.Duration(h.ErrorAgeNS).Round(time.Second)))
+			{"ERROR", 1, func(h *host) any { // of a link that works, an old one is in JSON
+				return when(h.Error != "" && !hostWorks(h), fmt.Sprintf("%s (%v ago)", h.Error, time.Duration(h.ErrorAgeNS).Round(time.Second)))
 			}},
 		},
 	}
+}
+
+// hostWorks reports whether transfers to a host run, or would.
+func hostWorks(h *control.Host) bool {
+	return slices.Contains([]string{control.HostUp, control.HostIdle, control.HostDraining, control.HostDrained}, h.State)
 }
 
 // hostHidden are the columns that pfd shows only to root and its own user.
@@ -199,7 +204,8 @@ func (a *app) cutCommand() *cobra.Command {
 		Use:   "cut HOST",
 		Short: "Cut the link to a host for some time, for tests",
 		Long: `cut ends the connections to a host and makes none for the time of --for.
-Transfers wait meanwhile, and no byte is lost. Only root and the user of pfd may
+Transfers wait meanwhile, and no byte is lost. Afterwards the link comes up, also
+one that was idle. Only root and the user of pfd may
 cut a link.`,
 		Example:           "  exanetctl host cut b --for 1s",
 		Args:              wantArgs(1, 1),

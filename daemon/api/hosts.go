@@ -95,10 +95,10 @@ func (s *scrape) hosts(r control.Hosts) {
 	for i := range r.Hosts {
 		h := &r.Hosts[i]
 		up := h.State == control.HostUp || h.State == control.HostDraining || h.State == control.HostDrained
-		s.gauge("link_up", "1 while the link to a host is up", flag(up), "host", h.Name)
-		s.gauge("link_idle", "1 while the link to a host is closed since nothing uses it", flag(h.State == control.HostIdle), "host", h.Name)
+		s.gauge("link_up", "1 while the link to a host is up, draining or drained; a drained one may have no connection", flag(up), "host", h.Name)
+		s.gauge("link_idle", "1 while the link to a host is closed since nothing uses it: the next transfer brings it up", flag(h.State == control.HostIdle), "host", h.Name)
 		s.gauge("link_unreachable", "1 while a host cannot be reached: transfers to it wait", flag(h.State == control.HostUnreachable), "host", h.Name)
-		s.gauge("link_rtt_seconds", "round trip of the last heartbeat of the link; 0: there was none yet", float64(h.RTTNS)/1e9, "host", h.Name)
+		s.gauge("link_rtt_seconds", "round trip of the last heartbeat of the link; 0: it has no connection, or had no heartbeat yet", float64(h.RTTNS)/1e9, "host", h.Name)
 		s.gauge("link_queued_bytes", "bytes that wait to be sent", float64(h.QueuedHighBytes), "host", h.Name, "class", "high")
 		s.gauge("link_queued_bytes", "bytes that wait to be sent", float64(h.QueuedBulkBytes), "host", h.Name, "class", "bulk")
 		for _, c := range []struct {

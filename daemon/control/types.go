@@ -217,7 +217,7 @@ type Host struct {
 	SinceNS         int64  `json:"since_ns"` // how long it has been in this state
 	TLS             bool   `json:"tls"`
 	UDP             bool   `json:"udp"`          // frames travel in datagrams
-	RTTNS           int64  `json:"rtt_ns"`       // round trip of the last heartbeat; 0: none yet
+	RTTNS           int64  `json:"rtt_ns"`       // round trip of the last heartbeat; 0: no connection, or none yet
 	Error           string `json:"error"`        // why the last connection ended or failed
 	ErrorAgeNS      int64  `json:"error_age_ns"` // how long ago that was
 	Connects        uint64 `json:"connects_total"`

@@ -20,7 +20,7 @@ import (
 // Writes, reads, messages and streams in datagrams, of which the network loses one in twenty, and
 // delivers one in twenty twice if the kernel can: every byte arrives once.
 func TestLoss(t *testing.T) {
-	long(t) // each block of which nothing arrives costs half a second
+	long(t) // most of a minute
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("no program nft: install nftables")
 	}

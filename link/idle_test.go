@@ -116,6 +116,23 @@ func TestIdleNeedsKnock(t *testing.T) {
 			if i := b.Info()[0]; !contains(i.LastError, []string{"unused, but the link stays up", ": " + away}) {
 				t.Errorf("%s: %+v", away, i)
 			}
+			// That a knock succeeded once says nothing later.
+			knock := make(chan struct{}, 1)
+			c.refuses(func(from, to string) string {
+				select {
+				case knock <- struct{}{}:
+				default:
+				}
+				return ""
+			})
+			<-knock
+			time.Sleep(50 * time.Millisecond)
+			a.Send(block(0, 2, 500, 1))
+			c.refuses(func(from, to string) string { return "nothing there any more" })
+			time.Sleep(3 * time.Minute)
+			if x, y := a.Info()[0], b.Info()[0]; x.State != Up || y.State != Up {
+				t.Fatalf("%s: %+v, %+v", away, x, y)
+			}
 			c.refuses(nil)
 			awaitState(t, Idle, a, b)
 			a.Send(block(0, 2, 500, 1))

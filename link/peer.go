@@ -44,7 +44,7 @@ type peer struct {
 		silent atomic.Bool // the peer does not answer
 	}
 	asleep  atomic.Bool // a record in a queue wakes run
-	knocked atomic.Bool // a knock has succeeded since the link is up
+	knocked atomic.Bool // a knock has succeeded since nothing uses the link
 
 	forged, bad, framesIn, octetsIn atomic.Uint64
 	told                            atomic.Uint64 // messages of pfds, both ways
@@ -566,7 +566,6 @@ func (p *peer) carry(conns [classes]*conn) (next *conn, err error) {
 			level = slog.LevelDebug
 		}
 		p.again.Store(false)
-		p.knocked.Store(false)
 		p.enter(phaseUp)
 		p.l.log.Log(context.Background(), level, "link up", "host", p.host.Name, "nodes", p.host.Nodes)
 		p.tellChanged(Up)

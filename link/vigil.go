@@ -81,6 +81,9 @@ func (v *vigil) spare() {
 	p := v.s.p
 	most := int(p.l.cfg.Timing.Idle/(beatLooks*p.l.cfg.Timing.Heartbeat)) + 1
 	unused := p.udp == nil && v.rest >= most
+	if !unused {
+		p.knocked.Store(false)
+	}
 	if v.s.spare = unused && (p.dials || p.knocked.Load()); unused && !v.s.spare && v.rest%most == 0 {
 		p.l.want(Want{Host: p.host.Name})
 	}

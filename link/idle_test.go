@@ -156,7 +156,7 @@ func TestIdleIsTried(t *testing.T) {
 		b.Send(block(2, 0, 500, 1))
 		b.awaitReady(t, false)
 		awaitState(t, Unreachable, b)
-		if i := b.Info()[0]; i.QueuedHigh != 0 || i.QueuedBulk != 0 || i.LastError != "i/o timeout" {
+		if i := b.Info()[0]; i.QueuedHigh+i.QueuedBulk != 0 || i.FramesSent != 0 || i.Dropped != 1 || i.LastError != "i/o timeout" {
 			t.Errorf("%+v", i)
 		}
 		time.Sleep(10 * time.Minute)

@@ -39,7 +39,8 @@ type queue struct {
 	bytes   int      // in chunks, and in the writer's hands
 	full    bool
 
-	frames, octets, dropped uint64 // accepted frames, written bytes, frames that were refused
+	frames, octets, dropped uint64 // accepted frames, written bytes, frames that were refused or lost in chunks
+	waiting                 uint64 // frames in chunks
 }
 
 func newQueue(size int) *queue {
@@ -90,6 +91,7 @@ func (q *queue) frame(f *wire.Frame) put {
 		*c = appendFrame(*c, f, size)
 	}
 	q.frames++
+	q.waiting++
 	return q.added(size, q.bytes > chunkSize)
 }
 
@@ -160,6 +162,9 @@ func (q *queue) flush() {
 		q.put(q.chunks[0])
 		q.chunks = slices.Delete(q.chunks, 0, 1)
 	}
+	if len(q.chunks) == 0 {
+		q.waiting = 0
+	}
 	q.filled.Signal() // it sleeps on if nothing is left
 }
 
@@ -175,7 +180,7 @@ func (q *queue) seal() {
 	*c = appendControl(*c, recordIdle, nil)
 	q.bytes += size
 	q.filled.Signal()
-	q.last, q.chunks, q.direct, q.sealed = q.chunks, nil, nil, true
+	q.last, q.chunks, q.waiting, q.direct, q.sealed = q.chunks, nil, 0, nil, true
 }
 
 // take waits for chunks and takes all of them into list. It returns false when the queue is closed, or
@@ -194,7 +199,7 @@ func (q *queue) take(list [][]byte) ([][]byte, bool) {
 	q.writing, q.rest = true, false
 	list = append(list[:0], q.chunks...)
 	clear(q.chunks)
-	q.chunks = q.chunks[:0]
+	q.chunks, q.waiting = q.chunks[:0], 0
 	return list, q.open
 }
 
@@ -244,6 +249,7 @@ func (q *queue) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.open, q.bytes = false, 0
+	q.frames, q.dropped, q.waiting = q.frames-q.waiting, q.dropped+q.waiting, 0
 	clear(q.chunks)
 	q.chunks, q.last, q.free, q.direct, q.sealed = q.chunks[:0], nil, nil, nil, false
 	q.filled.Broadcast()

@@ -88,7 +88,7 @@ type Info struct {
 
 	FramesSent, FramesReceived uint64
 	BytesSent, BytesReceived   uint64 // of records, before encryption
-	// Dropped counts frames that were not sent because the link was down or its queue full, Forged
+	// Dropped counts frames that were not sent because the link was down, ended or its queue was full, Forged
 	// received ones whose source is not the peer's or whose destination is not ours, and Bad
 	// connections that ended because a record could not be decoded.
 	Dropped, Forged, Bad uint64
@@ -186,7 +186,7 @@ func (p *peer) info(v *view) Info {
 			continue
 		}
 		q.mu.Lock()
-		i.FramesSent += q.frames
+		i.FramesSent += q.frames - q.waiting
 		i.BytesSent += q.octets
 		i.Dropped += q.dropped
 		if class == classHigh {

@@ -41,7 +41,7 @@ func TestManyHosts(t *testing.T) {
 	before := inUse()
 	began := time.Now()
 	for i := range n {
-		r.start(i, tables[i], func(c *Config) { c.Timing = Timing{Heartbeat: time.Second, Idle: 2 * time.Minute} })
+		r.start(i, tables[i], func(c *Config) { c.Timing = Timing{Heartbeat: time.Second, Idle: 2 * time.Minute, Wake: time.Hour} })
 	}
 	// count returns how many of the ends of links are in a state.
 	count := func(s State) (ends int) {
@@ -120,7 +120,7 @@ func TestIdleCrossingTCP(t *testing.T) {
 	b.awaitReady(t, true)
 	first := []Info{a.Info()[0], b.Info()[0]} // the first dial may have come too early
 	for n := range 1000 {
-		time.Sleep(100*time.Millisecond + time.Duration(rand.IntN(200_000))*time.Microsecond)
+		time.Sleep(200*time.Millisecond + time.Duration(rand.IntN(200_000))*time.Microsecond)
 		a.Send(block(0, 2, 500, byte(n)))
 		b.Send(block(2, 0, 500, byte(n)))
 		for i, h := range []*host{a, b} {

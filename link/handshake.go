@@ -265,7 +265,11 @@ func (h *pending) explain(view *view, err error) error {
 	case errors.As(err, &header):
 		return fmt.Errorf("%w: the other side does not speak TLS, and host %s has tls = \"on\": use the same hosts.toml on both hosts", err, view.self.Name)
 	case h.dialed != nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
-		return fmt.Errorf("%w: pfd on the other host does not run, or has no list of hosts in effect, or another one: `exanetctl host` there says which", err)
+		or := ""
+		if view.keys == nil {
+			or = `, or has tls = "on"`
+		}
+		return fmt.Errorf("%w: pfd on the other host does not run%s, or has no list of hosts in effect, or another one: `exanetctl host` there says which", err, or)
 	}
 	return err
 }

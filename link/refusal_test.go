@@ -108,7 +108,7 @@ func TestOneSideSpeaksTLS(t *testing.T) {
 		dialer []string // in the last error of host a
 		accept []string // in the log of host b
 	}{
-		"plain dialer":   {0, true, []string{"exanetctl host"}, []string{"does not speak TLS", "host b has", "same hosts.toml"}},
+		"plain dialer":   {0, true, []string{"waiting for HELLO", `tls = "on"`, "exanetctl host"}, []string{"does not speak TLS", "host b has", "same hosts.toml"}},
 		"plain acceptor": {1, true, []string{"TLS: ", "exanetctl host"}, []string{"speaks TLS", "host b has", "off", "same hosts.toml"}},
 		"no table":       {1, false, []string{"TLS: ", "exanetctl host"}, []string{"speaks TLS", "no list of hosts", "exanetctl host"}},
 	} {

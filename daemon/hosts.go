@@ -339,6 +339,7 @@ func (h *hosts) View() control.Hosts {
 			Name: i.Host, Address: i.Address, FirstNode: uint32(i.Nodes.First), LastNode: uint32(i.Nodes.Last),
 			State: string(i.State), SinceNS: now.Sub(i.Since).Nanoseconds(), Error: i.LastError,
 			TLS: i.TLS, UDP: i.UDP, RTTNS: i.RTT.Nanoseconds(), Connects: i.Connects,
+			Connected: i.Connected, Draining: i.Draining,
 			QueuedHighBytes: i.QueuedHigh, QueuedBulkBytes: i.QueuedBulk,
 			FramesSent: i.FramesSent, FramesReceived: i.FramesReceived, BytesSent: i.BytesSent, BytesReceived: i.BytesReceived,
 			Dropped: i.Dropped, Forged: i.Forged, Bad: i.Bad,

@@ -286,7 +286,10 @@ func TestIdleChanges(t *testing.T) {
 				t.Fatal(err)
 			}
 			awaitState(t, Drained, h)
-			if err := h.Drain(peer, false); err != nil {
+			if i := h.Info()[0]; i.Connected || !i.Draining {
+				t.Errorf("a link that is idle and drained: %+v", i)
+			}
+			if err := h.Drain(peer, false); err != nil || h.Info()[0].Draining {
 				t.Fatal(err)
 			}
 			awaitState(t, Idle, h)

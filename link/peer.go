@@ -57,6 +57,9 @@ type peer struct {
 	number   uint64       // of the link that is being dialed; it grows, also over a restart
 	open     [places]bool // its connections that are there, or on the way
 	cutUntil time.Time
+	// for Info: the phase is phaseUp, and draining
+	connected, drains bool
+
 	err      string
 	errAt    time.Time
 	connects uint64
@@ -252,6 +255,7 @@ func (p *peer) look() {
 	if state != p.state {
 		p.state, p.since = state, now
 	}
+	p.connected, p.drains = phase == phaseUp, p.draining
 	p.wanting = !cut && !works
 }
 

@@ -407,7 +407,7 @@ func TestDrain(t *testing.T) {
 	a.mu.Lock()
 	a.underway = 0
 	a.mu.Unlock()
-	a.awaitInfo(t, "b", "drained", func(i Info) bool { return i.State == Drained })
+	a.awaitInfo(t, "b", "drained", func(i Info) bool { return i.State == Drained && i.Draining && i.Connected })
 	if err := a.Drain("b", false); err != nil {
 		t.Fatal(err)
 	}

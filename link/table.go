@@ -81,6 +81,8 @@ type Info struct {
 	LastError   string    // why the last connection ended or failed, "" if none has
 	LastErrorAt time.Time
 	TLS, UDP    bool
+	Connected   bool          // frames need not wait for a connection, as of a drained link that is idle
+	Draining    bool          // whatever the state
 	RTT         time.Duration // of the last heartbeat, 0 if there was none
 	Connects    uint64        // times that the link came up
 
@@ -179,6 +181,7 @@ func (p *peer) info(v *view) Info {
 	i := Info{
 		Host: p.host.Name, Address: *p.address.Load(), Nodes: p.host.Nodes, State: p.state, Since: p.since,
 		LastError: p.err, LastErrorAt: p.errAt, TLS: v.keys != nil, UDP: p.host.UDP, RTT: time.Duration(p.rtt.Load()), Connects: p.connects,
+		Connected: p.connected, Draining: p.drains,
 		FramesReceived: p.framesIn.Load(), BytesReceived: p.octetsIn.Load(), Forged: p.forged.Load(), Bad: p.bad.Load(),
 	}
 	for class, q := range []*queue{p.queues[classHigh], p.queues[classBulk], p.udp} {

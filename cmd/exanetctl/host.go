@@ -26,7 +26,12 @@ func hostListing() *listing[control.Host] {
 				return fmt.Sprintf("%d-%d", h.FirstNode, h.LastNode)
 			}},
 			{"ADDRESS", 7, func(h *host) any { return h.Address }},
-			{"STATE", 0, func(h *host) any { return h.State }},
+			{"STATE", 0, func(h *host) any {
+				if h.Draining && !hostWorks(h) {
+					return h.State + ", draining"
+				}
+				return h.State
+			}},
 			{"FOR", 2, func(h *host) any { return duration(h.SinceNS, time.Millisecond) }},
 			{"TRANSPORT", 8, func(h *host) any {
 				transport := "TCP"
@@ -191,7 +196,12 @@ none is under way. Only root and the user of pfd may drain a host.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changeHost(func(c *control.Client) (control.Hosts, error) {
 				return c.DrainHost(cmd.Context(), args[0], !undo)
-			}, func(h *control.Host) string { return "is " + h.State })
+			}, func(h *control.Host) string {
+				if h.Draining && !hostWorks(h) {
+					return "is " + h.State + ", and gets no new transfers"
+				}
+				return "is " + h.State
+			})
 		},
 	}
 	c.Flags().BoolVar(&undo, "undo", false, "let transfers begin again")

@@ -17,7 +17,7 @@ func TestHostWords(t *testing.T) {
 	}{
 		{control.Hosts{Hostd: true, Hosts: b}, "b,,,\nonly root and the user of pfd see what the links carry"},
 		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b}, "b,0,0,\n"},
-		{control.Hosts{Hostd: true, SeesAll: true, Hosts: []control.Host{{Name: "c", State: control.HostIdle, Error: "cut"}, {Name: "d", State: control.HostConnecting, Error: "refused"}}}, "c,0,0,\nd,0,0,refused (0s ago)\n"},
+		{control.Hosts{Hostd: true, SeesAll: true, Hosts: []control.Host{{Name: "c", State: control.HostIdle, Error: "cut"}, {Name: "d", State: control.HostConnecting, Draining: true, Error: "refused"}}}, "c,0,0,\nd,0,0,refused (0s ago)\n"},
 		{control.Hosts{Hostd: true, SeesAll: true}, "no other host is in the list"},
 		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b, Certificate: "of host a", CertificateLeftNS: int64(170 * time.Hour)}, "the certificate of host a ends in 7 days"},
 		{control.Hosts{Hostd: true, SeesAll: true, Hosts: b, Certificate: "of the authority", CertificateLeftNS: -1}, "the certificate of the authority has ended"},

@@ -24,7 +24,7 @@ func (srv *Server) viewHosts(_ context.Context, q *query) (any, error) {
 		for i, h := range r.Hosts {
 			r.Hosts[i] = control.Host{
 				Name: h.Name, Address: h.Address, FirstNode: h.FirstNode, LastNode: h.LastNode,
-				State: h.State, SinceNS: h.SinceNS, TLS: h.TLS, UDP: h.UDP, RTTNS: h.RTTNS,
+				State: h.State, SinceNS: h.SinceNS, Connected: h.Connected, Draining: h.Draining, TLS: h.TLS, UDP: h.UDP, RTTNS: h.RTTNS,
 			}
 		}
 	}
@@ -94,9 +94,10 @@ func (s *scrape) hosts(r control.Hosts) {
 	s.gauge("hosts_refused", "1 while the newest table of hosts is not in effect", flag(r.Refused != ""))
 	for i := range r.Hosts {
 		h := &r.Hosts[i]
-		up := h.State == control.HostUp || h.State == control.HostDraining || h.State == control.HostDrained
-		s.gauge("link_up", "1 while the link to a host is up, draining or drained; a drained one may have no connection", flag(up), "host", h.Name)
-		s.gauge("link_idle", "1 while the link to a host is closed since nothing uses it: the next transfer brings it up", flag(h.State == control.HostIdle), "host", h.Name)
+		drains := h.State == control.HostDraining || h.State == control.HostDrained
+		s.gauge("link_up", "1 while the link to a host is up", flag(h.State == control.HostUp || drains && h.Connected), "host", h.Name)
+		s.gauge("link_idle", "1 while the link to a host is closed since nothing uses it: the next transfer brings it up", flag(h.State == control.HostIdle || drains && !h.Connected), "host", h.Name)
+		s.gauge("link_draining", "1 while no new transfers to a host begin, by exanetctl host drain, also if it cannot be reached", flag(h.Draining), "host", h.Name)
 		s.gauge("link_unreachable", "1 while a host cannot be reached: transfers to it wait", flag(h.State == control.HostUnreachable), "host", h.Name)
 		s.gauge("link_rtt_seconds", "round trip of the last heartbeat of the link; 0: it has no connection, or had no heartbeat yet", float64(h.RTTNS)/1e9, "host", h.Name)
 		s.gauge("link_queued_bytes", "bytes that wait to be sent", float64(h.QueuedHighBytes), "host", h.Name, "class", "high")

@@ -213,8 +213,10 @@ type Host struct {
 	Address         string `json:"address"`
 	FirstNode       uint32 `json:"first_node_id"` // of its nodes
 	LastNode        uint32 `json:"last_node_id"`
-	State           string `json:"state"`    // connecting, up, idle, unreachable, draining, drained, cut, gone
-	SinceNS         int64  `json:"since_ns"` // how long it has been in this state
+	State           string `json:"state"`     // connecting, up, idle, unreachable, draining, drained, cut, gone
+	SinceNS         int64  `json:"since_ns"`  // how long it has been in this state
+	Connected       bool   `json:"connected"` // it has its connections
+	Draining        bool   `json:"draining"`  // no new transfers begin, whatever the state
 	TLS             bool   `json:"tls"`
 	UDP             bool   `json:"udp"`          // frames travel in datagrams
 	RTTNS           int64  `json:"rtt_ns"`       // round trip of the last heartbeat; 0: no connection, or none yet

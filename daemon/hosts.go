@@ -35,7 +35,7 @@ const stateRoom = 256
 
 // hosts connects pfd to exanet-hostd, which has the network: it receives the table of hosts and
 // connected sockets for the links, and asks for connections. Links stay up while no exanet-hostd is
-// connected, and none that has ended or is idle can be made anew.
+// connected. A link that has ended or is idle comes up again when one is.
 type hosts struct {
 	log     *slog.Logger
 	links   *link.Links

@@ -224,8 +224,8 @@ func TestReadAskedForAgainIsServedOnce(t *testing.T) {
 	}
 }
 
-// Requests may be lost with a link: those of open reads are sent again when it is up anew, and a target that has
-// served them drops them.
+// TestReadsOverANewLink loses the requests of reads with a link. The node sends them again at LinkUp, and a target
+// that has already served a request drops it.
 func TestReadsOverANewLink(t *testing.T) {
 	p := newPair(t, Config{})
 	m := goodRead()

@@ -383,8 +383,8 @@ func TestHostsLost(t *testing.T) {
 	}
 }
 
-// A pfd starts anew, and the message that says so comes late: no tree of its new life is taken for one of its
-// former life.
+// TestHostsLateBegin restarts a pfd and delays its Begin: trees of its new life must not be taken for trees of its
+// former one.
 func TestHostsLateBegin(t *testing.T) {
 	c := newCluster(t, 2, 1)
 	c.settle()

@@ -114,7 +114,7 @@ func newCluster(t *testing.T, names ...string) (etc string, hosts []files.Host) 
 	return etc, file.Hosts
 }
 
-// startHost starts pfd and exanet-hostd of a host. pfd is of the user as, who has no privileges, unless as is 0.
+// startHost starts pfd and exanet-hostd of a host. pfd runs as uid as; any but 0 has no privileges.
 func startHost(t *testing.T, as uint32, etc string, h files.Host, groups string, args ...string) *world {
 	t.Helper()
 	program, err := hostdProgram()

@@ -16,7 +16,7 @@ import (
 	"github.com/exanet/pfd/device"
 )
 
-// replaced maps memory anew at the same place.
+// replaced maps new memory at the same address.
 func replaced(part []byte) error {
 	return errors.Join(
 		unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(part)), uintptr(len(part))),
